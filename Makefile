@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 LOWEST := .venv-lowest
+OLDER  := tests/trials tests/cluster tests/cli tests/test_running.py
 STAMP  := $(VENV)/.setup-stamp
 
 # With bytecode kept, the hundreds of processes that tests start need not compile what they import.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test words test-all test-fast test-lowest lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
+.PHONY: help setup run test words test-all test-fast test-lowest test-older lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +45,10 @@ test-lowest: setup ## run the unit tests with the lowest versions that pyproject
 	@rm -rf $(LOWEST) && $(BIN)/uv venv --quiet -p $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet -p $(LOWEST)/bin/python --resolution lowest-direct --editable . --group dev
 	$(LOWEST)/bin/python -m pytest -q -n 2 --dist worksteal -m "not integration and not network and not slow and not statistical and not heavy"
+
+test-older: setup ## run tests without what older Pythons lack, then without what older kernels lack
+	$(BIN)/python -m tests.older_host names $(BIN)/python -m pytest -q -n 2 --dist worksteal $(OLDER)
+	$(BIN)/python -m tests.older_host calls $(BIN)/python -m pytest -q -n 2 --dist worksteal $(OLDER)
 
 lint: setup     ## ruff and mypy --strict
 	$(BIN)/ruff check .

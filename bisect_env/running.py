@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import tempfile
@@ -139,21 +138,26 @@ def _ended_in(
 
     The process is not reaped.
 
-    `Popen.wait` is not used because it may notice the end 50 ms late.
+    A thread waits for the process, because `Popen.wait` with a time limit may notice the end 50 ms late, and
+    because many a Python has no `os.pidfd_open`.
     """
     deadline = time.monotonic() + timeout
-    pidfd, at = os.pidfd_open(process.pid), 0
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        while True:
-            ended = bool(poll.poll(1000 * max(0.0, min(_LISTEN, deadline - time.monotonic()))))
-            if on_line is not None:
-                at = _pass_on(errors, at, on_line)
-            if ended or time.monotonic() >= deadline:
-                return ended
-    finally:
-        os.close(pidfd)
+    ended = threading.Event()
+
+    def wait() -> None:
+        # The process may have been reaped: after the time limit, or by the kernel if SIGCHLD is ignored.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        ended.set()
+
+    threading.Thread(target=wait, name=f"wait for {process.pid}", daemon=True).start()
+    at = 0
+    while True:
+        has_ended = ended.wait(max(0.0, min(_LISTEN, deadline - time.monotonic())))
+        if on_line is not None:
+            at = _pass_on(errors, at, on_line)
+        if has_ended or time.monotonic() >= deadline:
+            return has_ended
 
 
 def _pass_on(fd: int, at: int, on_line: Callable[[str], None]) -> int:

@@ -31,6 +31,7 @@ ANSWERS: Mapping[Rule, tuple[Outcome, ...]] = {
     classify.hang: (Outcome.HANG,),
     classify.cuda_failure: (Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT),
     classify.crash: (Outcome.CRASH,),
+    classify.runner_error: (Outcome.RUNNER_ERROR,),
     classify.import_error: (Outcome.IMPORT_ERROR,),
     classify.exit_fail: (Outcome.EXIT_FAIL,),
     classify.passed: (Outcome.PASS,),

@@ -69,6 +69,13 @@ class Explanation(AnswerPart):
         default=(), description="Environments that were tried, including both ends."
     )
     unsolvable: int = Field(default=0, description="Number of environments in between that have no solution.")
+    otherwise: int = Field(
+        default=0,
+        description="Environments in between that failed in another way than the bad one.",
+    )
+    extras: dict[str, tuple[str, ...]] = Field(
+        default={}, description="Package to the extras with which it is installed, as far as they are known."
+    )
 
     @property
     def with_culprits(self) -> IntermediateEnvironment:
@@ -116,16 +123,28 @@ class Explanation(AnswerPart):
             return f"{only} is the only package that changed {evidence}"
         culprits = [self.changes[i] for i in self.culprits]
         if not self.is_sure:
-            return f"not known yet; most likely {_joined(culprits, 'with')} {evidence}; {sure}"
+            everything = tuple(range(len(self.changes)))
+            # The two ends alone tell nothing about one of several changes.
+            seen = f" {evidence}" if having.moved != everything or lacking.moved else ""
+            text = f"not known yet; most likely {_joined(culprits, 'with')}{seen}"
+            return f"{text}{self._in_another_way()}; {sure}"
         if self.kind == "whole":
             return f"nothing less than all {len(self.changes)} changes together carries the failure; {sure}"
         if self.tied:
             names = _joined([self.changes[i] for i in self.inseparable], "and")
             return (
                 f"{names} cannot be told apart, for no environment has one without the others; among them is "
-                f"what carries the failure {evidence}; {sure}"
+                f"what carries the failure {evidence}{self._in_another_way()}; {sure}"
             )
-        return f"{self._blame(culprits)} {evidence}{self._not_tried_without()}; {sure}"
+        doubts = f"{self._not_tried_without()}{self._in_another_way()}"
+        return f"{self._blame(culprits)} {evidence}{doubts}; {sure}"
+
+    def _in_another_way(self) -> str:
+        """Return a clause about environments that failed in another way than the bad one, or ""."""
+        if not self.otherwise:
+            return ""
+        what = "1 environment" if self.otherwise == 1 else f"{self.otherwise} environments"
+        return f"; {what} in between failed in another way, which is not counted"
 
     def _not_tried_without(self) -> str:
         """Return a clause about further changes that the failure may need, or "" if there are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 
@@ -29,8 +30,12 @@ def probability(value: float) -> str:
 
 
 def how_many(number: int, one: str) -> str:
-    """Return a number with its noun, such as `1 trial` or `12 trials`. The plural always ends in s."""
-    return f"{number} {one}{'' if number == 1 else 's'}"
+    """Return a number with its noun, such as `1 trial`, `12 trials`, `2 studies` or `3 passes`."""
+    if number == 1:
+        return f"1 {one}"
+    if one.endswith(("s", "x", "ch")):
+        return f"{number} {one}es"
+    return f"{number} {one[:-1]}ies" if re.search(r"[^aeiou]y$", one) else f"{number} {one}s"
 
 
 _MAX_LINES = 4

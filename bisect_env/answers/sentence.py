@@ -26,6 +26,7 @@ _VERB = {
     "cuda-oom": "ran out of GPU memory",
     "host-oom": "ran out of memory",
     "import-error": "failed to import",
+    "runner-error": "stopped the test runner",
 }
 
 
@@ -91,7 +92,8 @@ def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
     good, bad = table.good, table.bad
     number = good + bad
     if not table.complete:
-        known = f"{number} combinations are known so far, of which {bad} fail"
+        are, fail = ("is", "fails") if number == 1 else ("are", "fail")
+        known = f"{how_many(number, 'combination')} {are} known so far, of which {bad} {fail}"
         after = how_many(verdict.trials, "trial")
         return f"No table yet after {after}: {verdict.reason}; {known}"
     if not number:
@@ -99,6 +101,8 @@ def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
     if not bad or not good:
         which = "work" if not bad else "fail"
         counted = f"all {number} combinations that can be run {which}"
+        if number == 1:
+            counted = f"the only combination that can be run {which}s"
     else:
         counted = f"{good} of {number} combinations work, {bad} fail"
     described = verdict.compatibility
@@ -182,6 +186,9 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
         return f"{described.sentence} ({ends})"
     if verdict.kind in ("frontier", "pair") and bad and good:
         rest = "no simple rule describes the rest"
+        for name, broken in verdict.pattern.items():
+            which = f"{name} is {enumerated(broken, 'or')}"
+            rest = f"of what was tried, all fail where {which}, and all pass elsewhere"
         return f"{_combined(bad, kinds)} is {probably}broken ({_combined(good, kinds)} is not; {rest})"
     if bad and good and len(culprits) > 1 and not verdict.boundaries:
         tied = f"no trial tells which of {enumerated(culprits)} matters"

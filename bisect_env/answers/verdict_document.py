@@ -238,6 +238,11 @@ class VerdictDocument(AnswerPart):
         default=None, description="Probability of this answer; null before the first verdict."
     )
     bad_values: dict[str, tuple[str, ...]] = Field(default={}, description="Culprit axis to its bad values.")
+    pattern: dict[str, tuple[str, ...]] = Field(
+        default={},
+        description="Of a `pair`: an axis with the values at which all tried combinations failed; all those "
+        "tried at its other values passed. Empty if there is no such axis.",
+    )
     directions: dict[str, Direction] = Field(
         default={}, description="Axis name to its direction: where its bad values may lie."
     )
@@ -265,6 +270,10 @@ class VerdictDocument(AnswerPart):
         default=(), description="Ends whose trials contradict the matrix: `good`, `bad`."
     )
     trials: int = Field(default=0, description="Trials that are evidence.")
+    weighed: str = Field(
+        default="",
+        description="Digest of the counts of these trials: where it differs, trials came after the verdict.",
+    )
     expected_left: Number = Field(default=None, description="Estimated number of trials still needed.")
     expected_environments_left: Number = Field(
         default=None, description="Estimated number of environments still to be built."

@@ -24,6 +24,7 @@ from bisect_env.running import end_running
 from bisect_env.secrets import without_passwords, without_passwords_in_code
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+_REFUSED = {errno.ENOSYS, errno.EPERM}  # how kernels and sandboxes refuse a system call
 _PATHS = {
     errno.EACCES: "change its permissions or those of its folders, or name another path",
     errno.EPERM: "change its permissions or those of its folders, or name another path",
@@ -139,6 +140,8 @@ def _exit_code() -> int:
     except OSError as error:
         if error.errno in _PATHS and isinstance(error.filename, str | bytes):
             return _unusable(os.fsdecode(error.filename), error.errno)
+        if error.errno in _REFUSED and error.filename is None:
+            return _refused(error)
         if error.errno not in _FULL:
             return _internal(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -152,6 +155,16 @@ def _exit_code() -> int:
         # Python or a library may replace the signal's error by another one, for example in `__set_name__`.
         return _stopped() if signals.is_interrupted() else _internal(error)
     return 0
+
+
+def _refused(error: OSError) -> int:
+    """Print which system call the kernel or a sandbox refuses, and return the exit code."""
+    call = (traceback.extract_tb(error.__traceback__)[-1].line or "").strip()
+    _say(
+        f"error: this host refuses a system call: {error.strerror}{f' ({call})' if call else ''}\n"
+        "  remedy: run outside this sandbox, or let its profile allow what `docs/reference/host.md` lists"
+    )
+    return int(ExitCode.INFRASTRUCTURE)
 
 
 def _unusable(path: str, number: int) -> int:

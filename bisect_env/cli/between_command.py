@@ -12,7 +12,7 @@ import typer
 
 from bisect_env.answers.chapters import TracedReport
 from bisect_env.answers.explanation import Explanation
-from bisect_env.cli.asking import SOURCES, TrialFlags, asked_command, checked
+from bisect_env.cli.asking import SOURCES, TrialFlags, asked_command, checked, refuse_left_behind
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import conduct, reporting
@@ -36,6 +36,7 @@ from bisect_env.engine.between import (
     surroundings,
     withdrawn,
 )
+from bisect_env.engine.explain import failure_kinds
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.missing import MissingModules
 from bisect_env.engine.opening import expand_as_known
@@ -101,6 +102,7 @@ def between(
     with reporting("between", shown, view):
         question, files = asked_command(flags, words[2:])
         ends = read_ends(words[0], words[1], python=python, stored=stored)
+        refuse_left_behind(files, (one.name for end in (ends.good, ends.bad) for one in end.packages))
         for line in (ends.good.summary(), ends.bad.summary(), *(f"note: {text}" for text in ends.notes)):
             view(events.Said(line))
         good, bad = ends.wholes
@@ -201,8 +203,10 @@ class _Comparison:
         moving = moving_packages(explanation, self.pair, withdrawn(provider), failure)
         if isinstance(moving, str):
             return moving
+        with Store.open(self.where.db, read_only=True) as store:
+            kinds = failure_kinds(store.trials(explanation.study), explanation.bad)
         for what, rest in surroundings(explanation, self.pair, moving):
-            own = checked(releases_data(moving, rest, self.pair), self.files)
+            own = checked(releases_data(moving, rest, self.pair, kinds), self.files)
             with Store.open(self.where.db) as store:
                 grid = expand_as_known(own, store, provider).grid
             ends = [end for end in (grid.good, grid.bad) if end is not None]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.answers.phrases import aligned, first_few
+from bisect_env.answers.phrases import aligned, first_few, how_many
 from bisect_env.answers.untrusted import clean
 from bisect_env.cli.commands import Command, Group, with_groups
 from bisect_env.cli.options import CheckOption, DatabaseOption, DryRunOption, JsonOption, SizeOption, opt
@@ -111,8 +111,8 @@ _DAMAGED = 10
 
 def _tell_merged(what: str, merged: Merged) -> None:
     tell(
-        f"{what} {merged.studies} studies ({merged.new_studies} new) "
-        f"and {merged.trials} trials ({merged.new_trials} new)"
+        f"{what} {how_many(merged.studies, 'study')} ({merged.new_studies} new) "
+        f"and {how_many(merged.trials, 'trial')} ({merged.new_trials} new)"
     )
     for text in first_few([f"damaged, and left out: {clean(text)}" for text in merged.damaged], _DAMAGED):
         tell(f"warning: {text}")

@@ -39,6 +39,7 @@ from bisect_env.report.build import load_report
 from bisect_env.report.model import Report
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
+from bisect_env.storage.weighing import weighed_study
 
 
 @with_groups(panel=QUESTION)
@@ -159,7 +160,8 @@ def _commit(
 ) -> NoReturn:
     if where.offline is not None:
         raise UsageError("--offline: commits are fetched and built", remedy="leave it out")
-    releases = releases_of(matrix, study.verdict or VerdictDocument())
+    with Store.open(where.db, read_only=True) as store:
+        releases = releases_of(matrix, weighed_study(store, study).verdict or VerdictDocument())
     commits = _between(releases, wanted, where.cache)
     said = f"{releases.package} {releases.good} is {commits.from_}, {releases.bad} is {commits.to}"
     view(events.Said(said))

@@ -58,6 +58,7 @@ from bisect_env.storage.query import (
     refuse_unknown_names,
 )
 from bisect_env.storage.store import Store
+from bisect_env.storage.weighing import weighed_study
 from bisect_env.trials.records import Evidence
 
 TRIALS = "Trials"
@@ -270,6 +271,7 @@ _SHOWN = ("recorded_at", "study", "combination", "outcome", "evidence", "detail"
 def _list_studies(db: str | None, table: TableOptions, output: Path | None) -> None:
     with ask(db, _STUDIES) as (names, found):
         rows = [list(row) for row in found]
+    _weigh_anew(db, rows, names.index("verdict"), names.index("sentence"))
     if not table.as_json and not table.as_csv:
         for row in rows:
             culprits, kind = row.pop(), row.pop()
@@ -278,6 +280,24 @@ def _list_studies(db: str | None, table: TableOptions, output: Path | None) -> N
                 row[3] = f"culprit {and_more(packages, _CULPRITS)}"
         names = names[:-2]
     deliver_rows(names, rows, table, output)
+
+
+def _weigh_anew(db: str | None, rows: Sequence[list[object]], status: int, sentence: int) -> None:
+    """Replace the verdicts of listed studies that are older than some of their trials, as reports do.
+
+    Args:
+        db: The database.
+        rows: The studies; the first column is the id.
+        status: Column of the verdict's status.
+        sentence: Column of the verdict's sentence.
+    """
+    with Store.open(db, read_only=True) as store:
+        studies = {study.id: study for study in store.studies()}
+        for row in rows:
+            study = studies.get(str(row[0]))
+            if study is not None and weighed_study(store, study).verdict != study.verdict:
+                found = load_report(store, study.id, posterior=False).verdict
+                row[status], row[sentence] = found.status, found.sentence
 
 
 def _list_trials(

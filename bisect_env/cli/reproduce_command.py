@@ -107,7 +107,7 @@ def observed(store: Store, study: Study, one: LockedCombination) -> ObservedFail
     if whole is None:
         return ObservedFailure(here.bad, here.counted)
     contrast = None
-    named = named_combinations(study)
+    named = named_combinations(store, study)
     if {"first-bad", "last-good"} <= named.keys() and named["first-bad"] == here.combination:
         good = stored_combination(store, study, "last-good")
         other = counts[good.combination]

@@ -69,7 +69,15 @@ def find_target(
                 remedy="give the same words to `bisect-env run` first",
             )
         with Store.open(db, read_only=True) as store:
-            target = replace(target, study=asked_study(target, store, same=True))
+            try:
+                target = replace(target, study=asked_study(target, store, same=True))
+            except UsageError:
+                # `--good` and `--bad` may also name two combinations of the question without them.
+                if not target.words or not (flags.good or flags.bad):
+                    raise
+                plain = replace(flags, good=None, bad=None)
+                target = find_target(words, plain, db=db, runs=runs, without=without, answered=True)
+                return replace(target, words=False)
     return target if to is None else FoundTarget(save(target.matrix, to), words=target.words)
 
 

@@ -57,6 +57,7 @@ from bisect_env.report.words import named
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.entries import EvidenceCounts
+from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Evidence, Outcome, TrialRecord
 from bisect_env.trials.run import TrialCancelledError
 
@@ -274,7 +275,7 @@ def _until(
     )
     again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
     session.say(
-        f"{chosen.combination}: {verifier.clean_needed} trials without a failure would "
+        f"{chosen.combination}: {how_many(verifier.clean_needed, 'trial')} without a failure would "
         f"show a rate below {rate:.4g}{again}"
     )
     found = verifier.run(session)
@@ -296,7 +297,7 @@ def verification_text(found: Verification) -> str:
     limit, sure = percent(found.max_rate), percent(found.confidence)
     seen = f"{found.bad} of {found.trials} trials were bad"
     if found.claim is RateClaim.BELOW:
-        behind = f"{found.trials - found.bad} trials passed"
+        behind = f"{how_many(found.trials - found.bad, 'trial')} passed"
         alone = f"{found.bad or 'zero'} in {found.trials} alone means below {percent(found.below)}"
         claim = f"{name} fails in fewer than {limit} of runs ({sure} sure)"
         return f"below the limit: {claim}: {seen}\n{behind}; {alone}"
@@ -411,7 +412,7 @@ def _amplify(
     matrix = target.matrix
     with opened(matrix, where, view) as session:
         expansion = expand_as_known(matrix, session.store, session.provider)
-        texts = _ends(expansion) | target.stated_ends(flags)
+        texts = _ends(session.store, expansion) | target.stated_ends(flags)
         if {"good", "bad"} - texts.keys():
             raise UsageError(
                 "neither an answer nor the directions of the axes say which ends are good and bad",
@@ -436,7 +437,7 @@ def _amplify(
     return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
 
 
-def _ends(expansion: Expansion) -> dict[str, str]:
+def _ends(store: Store, expansion: Expansion) -> dict[str, str]:
     """Return the good and the bad end of a question, as texts for `--good` and `--bad`.
 
     They are the two ends of the matrix, or else the combinations of the study's answer. The dict is empty if
@@ -446,7 +447,7 @@ def _ends(expansion: Expansion) -> dict[str, str]:
     if grid.ends is not None:
         ends = zip(("good", "bad"), grid.ends, strict=True)
         return {end: ",".join(map("=".join, grid.combination(index).items)) for end, index in ends}
-    named = {} if expansion.study is None else named_combinations(expansion.study)
+    named = {} if expansion.study is None else named_combinations(store, expansion.study)
     return {"good": "last-good", "bad": "first-bad"} if {"first-bad", "last-good"} <= named.keys() else {}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from bisect_env.answers.phrases import how_many
 from bisect_env.matrix.grid import Index
 from bisect_env.search.stopping import clean_trials
 from bisect_env.search.study_search import StudySearch
@@ -79,7 +80,7 @@ class Alone:
             passed = self._seen[bad].good
             if passed:
                 return (
-                    f"it did not fail on a GPU of its own ({passed} trials passed there): "
+                    f"it did not fail on a GPU of its own ({how_many(passed, 'trial')} passed there): "
                     "trials that share one may disturb each other"
                 )
             return "its failure was seen on shared GPUs alone, and not yet on a GPU of its own"

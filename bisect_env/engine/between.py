@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from packaging.utils import canonicalize_name
@@ -33,6 +33,9 @@ from bisect_env.matrix.versions import host_platform
 from bisect_env.storage.store import Store
 
 _SHOWN = 6
+_NAME_WITH_EXTRAS = re.compile(r"^[\w.-]*(\[[^]]*\])?")
+_NAME = re.compile(r"[\w.-]*")
+"""The name of a package at the beginning of a requirement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,8 @@ def _comparable(ends: Ends) -> None:
 def _whole(environment: ForeignEnvironment, python: str) -> WholeEnvironment:
     conda = tuple(p.spec for p in environment.packages if p.is_conda)
     pypi = tuple(p.spec for p in environment.packages if p.manager == "pip")
-    return WholeEnvironment.model_construct(python=None if conda else python or None, pypi=pypi, conda=conda)
+    whole = WholeEnvironment.model_construct(python=None if conda else python or None, pypi=pypi, conda=conda)
+    return with_extras(whole, environment.extras)
 
 
 def _minor(version: str) -> str:
@@ -326,6 +330,8 @@ def surroundings(
         moving: The packages whose releases are bisected.
     """
     without = {one.name for one in moving}
+    extras = explanation.extras
+    pair = replace(pair, good=with_extras(pair.good, extras), bad=with_extras(pair.bad, extras))
     follow = {explanation.changes[i].name for i in explanation.inseparable} - without
     good = ("everything else as in the good one", _lacking(pair.good, without))
     bad = ("everything else as in the bad one", _lacking(pair.bad, without))
@@ -343,16 +349,38 @@ def surroundings(
     return [*first, loose]
 
 
+def with_extras(whole: WholeEnvironment, extras: Mapping[str, Collection[str]]) -> WholeEnvironment:
+    """Return a copy of an environment whose packages are asked for with the given extras, by package name."""
+
+    def changed(text: str, name: str) -> tuple[str]:
+        wanted = extras.get(_normal(name), ())
+        rest = text[len(name) :]
+        return (text if not wanted or rest[:1] == "[" else f"{name}[{','.join(sorted(wanted))}]{rest}",)
+
+    return _replaced(whole, changed)
+
+
 def _lacking(whole: WholeEnvironment, names: Collection[str]) -> WholeEnvironment:
-    return _replaced(whole, lambda text, name: () if _normal(name) in names else (text,))
+    def left(text: str, name: str) -> tuple[str, ...]:
+        if _normal(name) not in names:
+            return (text,)
+        # An axis gives the version; the extras are asked for beside it.
+        return (bare,) if (bare := _unpinned(text)) != name else ()
+
+    return _replaced(whole, left)
 
 
 def _free(whole: WholeEnvironment, names: Collection[str]) -> WholeEnvironment:
-    return _replaced(whole, lambda text, name: (name if _normal(name) in names else text,))
+    return _replaced(whole, lambda text, name: (_unpinned(text) if _normal(name) in names else text,))
 
 
 def _loose(whole: WholeEnvironment) -> WholeEnvironment:
-    return _replaced(whole, lambda text, name: (text if name == "python" else name,))
+    return _replaced(whole, lambda text, name: (text if name == "python" else _unpinned(text),))
+
+
+def _unpinned(text: str) -> str:
+    """Return a requirement, or a conda package, without its version; extras are kept."""
+    return text[: len(text) - len(_NAME_WITH_EXTRAS.sub("", text, count=1))]
 
 
 def _replaced(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]) -> WholeEnvironment:
@@ -362,7 +390,7 @@ def _replaced(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, .
         whole: The environment.
         change: Returns the texts that replace a package, given its text (such as `numpy==1.26.4`) and name.
     """
-    pypi = [one for text in whole.pypi for one in change(text, text.partition("==")[0].strip())]
+    pypi = [one for text in whole.pypi for one in change(text, _NAME.match(text)[0])]  # type: ignore[index]
     conda = [one for text in whole.conda for one in change(text, text.partition(" ")[0])]
     return whole.model_copy(update={"pypi": tuple(pypi), "conda": tuple(conda)})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from bisect_env.engine.intermediates import (
     Demands,
     IntermediateRequests,
     LeaningRequests,
+    asked_extras,
     changes_of,
     index_of,
 )
@@ -44,12 +45,14 @@ from bisect_env.search.culprits import CulpritSearch, Try
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import (
     EXPLAINED,
+    StoredTrial,
     Study,
     StudyStatus,
     counts_of,
 )
 from bisect_env.storage.study_trials import StudyTrials
-from bisect_env.trials.records import NONE, Perturbation
+from bisect_env.trials.judge import kind_of
+from bisect_env.trials.records import NONE, Evidence, Perturbation
 
 ABSENT = "absent"
 TELL_EVERY = 5.0
@@ -154,6 +157,8 @@ class CulpritStudy:
     _here: int = 0
     _trials: StudyTrials = field(init=False)
     _around: Perturbation = field(init=False)
+    _extras: Mapping[str, frozenset[str]] = field(init=False)
+    _otherwise: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._good = stored_combination(self.session.store, self.study, self.good or "last-good", "--good")
@@ -214,8 +219,12 @@ class CulpritStudy:
                 is_sound=lambda intermediate: demands is None or not demands.unmet(intermediate),
             )
 
+        self._extras = asked_extras(self._between.request) if demands is None else demands.extras
         with closing(self._locking(own, demands)) as locking:
             plan = self._pursue(own, locking, search)
+        trials = self.session.store.trials(own.id)
+        counts = counts_of(trials).values()
+        self._otherwise = sum(not one.counted and one.other > 0 for one in counts)
         found = self._explanation(plan.search, is_sure=plan.is_sure)
         if self.session.stopped():
             self.session.store.update_study(own.id, StudyStatus.INTERRUPTED)
@@ -300,6 +309,11 @@ class CulpritStudy:
         found = [counts[combination] for combination in same if combination in counts]
         return sum(c.bad for c in found), sum(c.counted for c in found)
 
+    @property
+    def failure_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of failure of the bad environment, sorted; see `kind_of`."""
+        return failure_kinds(self._trials.everything(), self._bad.combination.as_dict())
+
     def _weights(self) -> list[float]:
         own = sum(change.of_axis for change in self._between.changes)
         along = self.changes - own
@@ -313,10 +327,13 @@ class CulpritStudy:
     # -- its own study -------------------------------------------------------------------------------------
 
     def _open(self) -> Study:
-        # Use the target of the study to explain, even if its trials determined that target.
+        # Use the target of the study to explain, even if its trials determined that target. What fails in
+        # another way than the bad environment did is another failure.
         target = self._trials.target
+        if not target.signature:
+            target = replace(target, kinds=frozenset(self.failure_kinds))
         facts = (
-            *(self.matrix.digest, target.signature),
+            *(self.matrix.digest, target.signature, *sorted(target.kinds)),
             *(self._good.lock.content_hash, self._bad.lock.content_hash),
         )
         ends = {frozenset[int](): self._good.lock, self._between.everything: self._bad.lock}
@@ -444,8 +461,21 @@ class CulpritStudy:
                 if trials
             ),
             unsolvable=search.infeasible,
+            otherwise=self._otherwise,
+            extras={name: tuple(sorted(extras)) for name, extras in self._extras.items()},
         )
         return found.model_copy(update={"sentence": found.in_words()})
+
+
+def failure_kinds(trials: Sequence[StoredTrial], bad: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the kinds of failure that were seen in the bad trials of a combination, sorted.
+
+    Args:
+        trials: Trials of a study, with their evidence.
+        bad: The combination, axis name to value.
+    """
+    there = (t for t in trials if t.evidence is Evidence.BAD and t.combination.as_dict() == bad)
+    return tuple(sorted({kind_of(one) for one in there}))
 
 
 def _moves(axis: object) -> str:

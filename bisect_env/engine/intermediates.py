@@ -6,6 +6,8 @@ solver would have to add or change packages, this intermediate environment does 
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -23,6 +25,8 @@ from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.matrix.grid import Index
 
 Changes = frozenset[int]
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+"""The name of an extra in a marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Between:
     def request_for(self, intermediate: Changes) -> EnvironmentRequest:
         """Return a request for the good environment with some changes applied and every package pinned."""
         packages = self.packages(intermediate)
-        wheels = {p.name: p.version for p in packages.values() if p.manager == "pip"}
+        wheels = {self._asked_as(p): p.version for p in packages.values() if p.manager == "pip"}
         return replace(
             self.request,
             python=self.python(intermediate),
@@ -96,6 +100,11 @@ class Between:
             packages=(),
             conda=self._conda({p.name: p for p in packages.values() if p.is_conda}),
         )
+
+    def _asked_as(self, package: LockedPackage) -> str:
+        """Return the name of a package with the extras with which the environments are asked for."""
+        extras = asked_extras(self.request).get(str(canonicalize_name(package.name)))
+        return f"{package.name}[{','.join(sorted(extras))}]" if extras else package.name
 
     def _conda(self, packages: dict[str, LockedPackage]) -> CondaRequest | None:
         if self.request.conda is None:
@@ -185,6 +194,18 @@ def _follows(change: PackageChange) -> bool:
     return change.kind in ("rebuilt", "moved") and not is_conda
 
 
+def asked_extras(request: EnvironmentRequest) -> dict[str, frozenset[str]]:
+    """Return the extras with which packages are asked for, by normalised name of the package."""
+    found: dict[str, frozenset[str]] = {}
+    for text in (*request.pins, *request.packages):
+        with contextlib.suppress(InvalidRequirement):
+            asked = Requirement(text)
+            name = str(canonicalize_name(asked.name))
+            if asked.extras:
+                found[name] = found.get(name, frozenset()) | asked.extras
+    return found
+
+
 class Demands:
     """The requirements that the wheels of a good and a bad environment declare.
 
@@ -192,6 +213,12 @@ class Demands:
 
     A mixture is sound if it fulfils all requirements. Requirements that are not even fulfilled in the
     environment of their wheel (for example because it was installed by hand) are ignored.
+
+    A requirement of an extra counts if the extra is asked for. Lists such as `pip freeze` state no extras;
+    an extra counts as asked for if both environments fulfil all of its requirements.
+
+    Attributes:
+        extras: The extras that count, by package name.
 
     Args:
         between: The two locks, which must contain only wheels and have the same Python.
@@ -209,13 +236,21 @@ class Demands:
             **{name: str(value) for name, value in default_environment().items()},
             "python_version": ".".join(release.split(".")[:2]),
             "python_full_version": release if release.count(".") > 1 else f"{release}.0",
-            "extra": "",
         }
         ends = (between.packages(frozenset()), good), (between.packages(between.everything), bad)
+        self.extras = asked_extras(between.request)
+        for name in good.keys() & bad.keys() & ends[0][0].keys() & ends[1][0].keys():
+            held = [self._held_extras(texts.get(name, ()), packages) for packages, texts in ends]
+            if both := held[0] & held[1]:
+                self.extras[name] = self.extras.get(name, frozenset()) | both
         self._asked: dict[tuple[str, str], list[Requirement]] = {}
         for packages, texts in ends:
             for name, package in packages.items():
-                own = [r for text in texts.get(name, ()) if (r := self._binding(text, packages)) is not None]
+                own = [
+                    r
+                    for text in texts.get(name, ())
+                    if (r := self._binding(name, text, packages)) is not None
+                ]
                 key = (name, package.version)
                 # Keep the requirements that are equal at both ends and fulfilled at both.
                 self._asked[key] = [r for r in own if r in self._asked.get(key, own)]
@@ -235,12 +270,35 @@ class Demands:
         good, bad = (provider.requirements(lock) for lock in locks)
         return None if good is None or bad is None else cls(between, good, bad)
 
-    def _binding(self, text: str, packages: Mapping[str, LockedPackage]) -> Requirement | None:
+    def _held_extras(self, texts: Sequence[str], packages: Mapping[str, LockedPackage]) -> frozenset[str]:
+        """Return the extras of a package all of whose requirements an environment fulfils.
+
+        Args:
+            texts: The requirements of the package.
+            packages: The packages of the environment.
+        """
+        held: dict[str, bool] = {}
+        for text in texts:
+            with contextlib.suppress(InvalidRequirement):
+                asked = Requirement(text)
+                for extra in _EXTRA.findall(str(asked.marker or "")):
+                    if self._applies(asked, extra) and not self._applies(asked, ""):
+                        held[extra] = held.get(extra, True) and _meets(packages, asked)
+        return frozenset(extra for extra, is_held in held.items() if is_held)
+
+    def _applies(self, asked: Requirement, extra: str) -> bool:
+        try:
+            return asked.marker is None or asked.marker.evaluate({**self._markers, "extra": extra})
+        except (UndefinedComparison, UndefinedEnvironmentName):  # such as `os_name ~= "posix"`
+            return False
+
+    def _binding(self, name: str, text: str, packages: Mapping[str, LockedPackage]) -> Requirement | None:
         """Return a requirement if it has to be fulfilled in mixed environments, else None.
 
         It has to be if it applies to this Python version and the packages of its own environment fulfil it.
 
         Args:
+            name: Name of the package that states it.
             text: The requirement as the wheel states it.
             packages: The packages of the end that contains the wheel.
         """
@@ -248,10 +306,7 @@ class Demands:
             asked = Requirement(text)
         except InvalidRequirement:  # old packages may contain invalid text
             return None
-        try:
-            if asked.marker is not None and not asked.marker.evaluate(self._markers):
-                return None
-        except (UndefinedComparison, UndefinedEnvironmentName):  # such as `os_name ~= "posix"`
+        if not any(self._applies(asked, extra) for extra in ("", *self.extras.get(name, ()))):
             return None
         return asked if _meets(packages, asked) else None
 

@@ -7,7 +7,7 @@ nothing but trials that were still running. To resume a study, its stored trials
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from bisect_env.answers.phrases import brief
 from bisect_env.cluster.protocol import (
@@ -94,6 +94,18 @@ class Learner:
                 # It is stored, and was shown when it was found.
                 self.state.put_aside(index, CombinationStatus.UNBUILDABLE, row.reason)
 
+    def exclude(self, indices: Mapping[Index, str]) -> None:
+        """Start no more trials of combinations whose earlier trials count.
+
+        Args:
+            indices: Each combination with the reason. Combinations that share their trials with one that is
+                not excluded are ignored.
+        """
+        for index, why in indices.items():
+            members = self.state.members.get(group := self._prepared.groups.get(index, index), [])
+            if indices.keys() >= {*members}:
+                self.state.put_aside(group, CombinationStatus.EXCLUDED, why)
+
     def read_others(self) -> bool:
         """Read trials that other commands have recorded since the last read, and pass them to the plan.
 
@@ -116,6 +128,7 @@ class Learner:
         if self._trials.basis != self._basis:
             self._begin_again()
             return
+        learned: dict[Index, None] = {}
         for trial in trials:
             index = self._group_of(trial.combination)
             if index is None or (self._series is not None and trial.trial_id not in self._series):
@@ -126,11 +139,15 @@ class Learner:
             if trial.evidence is Evidence.GOOD:
                 self.unchecked.add(trial.lock_hash)
             self._observe(index, trial)
-            self._apply_findings(
-                self.state.learn(
-                    index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
-                )
+            self.state.learn(
+                index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
             )
+            learned[index] = None
+        if any(map(self.state.is_wrongly_aside, learned)):
+            self._begin_again()
+            return
+        for index in learned:
+            self._apply_findings(self.state.weigh(index))
 
     def _observe(self, index: Index, trial: StoredTrial) -> None:
         """Handle a stored trial before it is added to the state; subclasses override this method."""
@@ -157,7 +174,7 @@ class Learner:
             stands_for = self._group_of(row.combination)
             if row.status is not CombinationStatus.SET_ASIDE or index is None or stands_for is None:
                 continue
-            if stands_for not in self.state.aside:
+            if stands_for not in self.state.aside or self.state.counts[stands_for].counted:
                 warnings = "; ".join(self._prepared.warnings.get(index, ()))
                 solvable = CombinationStatus.SOLVABLE
                 self._store.set_combination(self._study_id, row.combination, solvable, warnings)

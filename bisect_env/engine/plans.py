@@ -211,6 +211,15 @@ class UntilRatePlan(OneCombinationPlan):
         super().tell(index, hit=hit)
         self.hits += hit
 
+    @property
+    def lacking(self) -> int:
+        """Return how many more trials would show a rate below the limit if all of them pass."""
+        test, number = deepcopy(self._in_order_of_start), 0
+        while test.claim is None:
+            test.tell(False)
+            number += 1
+        return number
+
     def _repeat_test(self) -> None:
         """Repeat the test with the trials in the order in which they began, now that all have ended."""
         # Trials of earlier calls had ended before these began.

@@ -53,6 +53,9 @@ def trial_key(matrix: Matrix, combination: Combination, lock: Lock, perturbation
         "concurrency": trial.concurrency,
         "gpus": trial.gpus,
     }
+    if trial.concurrency * perturbation.copies > 1:
+        # The target decides which of the copies stands for the trial.
+        facts["bad"] = trial.bad.model_dump(mode="json")
     if trial.repeat_within > 1:
         facts["repeat_within"] = trial.repeat_within
     if matrix.file.executor is not None:

@@ -302,6 +302,7 @@ class TrialRunner(Learner):
             values=how.values,
             perturbation=how.perturbation,
             gpus=max(1, self._gpus) if alone else self._gpus,
+            target=self._trials.target,
         )
         self._executor.submit(
             TrialRequest(spec, within_limits(self._matrix, lock), allowed_sources(self._matrix))

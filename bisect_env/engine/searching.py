@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from bisect_env.answers.conclusion import verdict_document
 from bisect_env.answers.remedies import Asked
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
-from bisect_env.engine.document import axis_infos, verdict_document
+from bisect_env.engine.document import axis_infos
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.runner import TrialRunner
 from bisect_env.engine.series import RunSetup
@@ -19,6 +20,7 @@ from bisect_env.search.searcher import Search
 from bisect_env.search.study_search import StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import StoredTrial
+from bisect_env.storage.weighing import digest_of
 
 SHOW_EVERY = 0.2
 """Seconds between two progress events."""
@@ -58,6 +60,11 @@ class StudyRunner(TrialRunner):
         if (why := self._alone.why_not(self.plan)) is not None:
             document = document.model_copy(update={"status": Status.LIKELY.value, "reason": why})
         return document
+
+    def stored_document(self) -> VerdictDocument:
+        """Return the present verdict with a digest of the trials that it rests on, to be stored."""
+        digest = digest_of(self._trials.everything())
+        return self.document().model_copy(update={"weighed": digest})
 
     @property
     def finished(self) -> bool:
@@ -150,7 +157,8 @@ class StudyRunner(TrialRunner):
 
     def _wanted_alone(self, places: int) -> list[Index]:
         """Return which trials on unshared GPUs are needed next; see `Alone.wanted`."""
-        return self._alone.wanted(self.plan, places)[: self._trials_left]
+        wanted = self._alone.wanted(self.plan, places)
+        return [index for index in wanted if index not in self.state.aside][: self._trials_left]
 
     def _go_further(self) -> bool:
         return self._try_alone() or super()._go_further()
@@ -197,7 +205,7 @@ class StudyRunner(TrialRunner):
         if now >= self._saved_at + SAVE_EVERY:
             # The first one is stored when there is something to tell.
             if self._saved_at > 0 and self.plan.trials:
-                self._store.update_study(self._study_id, verdict=self.document())
+                self._store.update_study(self._study_id, verdict=self.stored_document())
             self._saved_at = now
         if now < self._shown_at + SHOW_EVERY:
             return

@@ -123,7 +123,7 @@ def look_up(
         InfrastructureError: The index cannot be reached.
     """
     matrix, grid, known = expansion.matrix, expansion.grid, expansion.study
-    combination = find_combination(grid, at, named_combinations(known) if known else None, flag=flag)
+    combination = find_combination(grid, at, named_combinations(store, known) if known else None, flag=flag)
     index = grid.index(combination)
     if index in grid.excluded:
         notify(events.Warned(f"{combination} is excluded in the matrix: {grid.excluded[index].why}"))

@@ -23,6 +23,7 @@ def trial_spec(
     values: Combination | None = None,
     perturbation: Perturbation = NONE,
     gpus: float | None = None,
+    target: Target | None = None,
 ) -> TrialSpec:
     """Return the specification of one trial: command, files, environment variables, time limit and so on.
 
@@ -35,6 +36,7 @@ def trial_spec(
             environment of `explain` is recorded under axes of its own.)
         perturbation: Circumstances that make the failure more frequent.
         gpus: Number of GPUs for the trial; None for the one in the matrix.
+        target: Failure that the study looks for; None for the one in the matrix.
     """
     trial = matrix.file.trial
     seen = combination if values is None else values
@@ -54,6 +56,7 @@ def trial_spec(
         perturbation=perturbation,
         network=matrix.file.executor is not None and matrix.file.executor.network,
         allow_host=trial.allow_host,
+        target=target or target_of(matrix),
     )
 
 

@@ -30,8 +30,11 @@ has failed: the combination may fail rarely."""
 OTHER_BEFORE_ASIDE = 3
 """Number of failures of another kind after which a combination without counted trials is excluded."""
 OTHER_PER_COUNTED, OTHER_MANY = 4.0, 20
-"""Number of failures of another kind per counted trial above which a combination is excluded; and the number
-of such failures from which on this applies."""
+"""Number of failures of another kind per counted trial above which a combination gets no more trials; and the
+number of such failures from which on this applies."""
+SKIPS_MANY = 3
+"""Number of skipped trials from which on a combination gets no more trials, if fewer were counted.
+Without a limit, a combination that is skipped from now on would be tried for ever."""
 LOSSES_FOR_FINDING = 3
 """Number of hosts lost during trials of one combination after which a warning is shown."""
 HOST_PROGRAM = "allow_host:"
@@ -91,18 +94,23 @@ def why_aside(counts: EvidenceCounts, hosts: Collection[str] = ()) -> str | None
 
     A combination that always fails in another way than the target failure cannot tell good from bad. After a
     few such trials it is excluded, like with `git bisect skip`. If it fails in another way only sometimes, it
-    is kept, and these failures are reported but not counted.
+    is kept, and these failures are reported but not counted. Where trials were good or bad, a skipped trial
+    costs no more than itself, because its cause (a server that is down) may pass.
 
     Args:
         counts: The results of its trials.
         hosts: Names of hosts that were lost, or lost their GPU, during these trials.
     """
-    if counts.counted == 0 and (lost := many_lost(hosts)):
-        return lost
-    if counts.skip:
-        return "the script cannot run here, or skips it (exit code 125)"
-    if counts.counted == 0 and counts.other >= OTHER_BEFORE_ASIDE:
-        return f"always fails in another way ({counts.other} of {counts.other} trials)"
+    if counts.counted == 0:
+        if lost := many_lost(hosts):
+            return lost
+        if counts.skip:
+            return "the script cannot run here, or skips it (exit code 125)"
+        if counts.other >= OTHER_BEFORE_ASIDE:
+            return f"always fails in another way ({counts.other} of {counts.other} trials)"
+        return None
+    if counts.skip >= SKIPS_MANY and counts.skip > counts.counted:
+        return f"is mostly skipped ({counts.skip} of {counts.skip + counts.counted} trials)"
     if counts.other >= OTHER_MANY and counts.other > OTHER_PER_COUNTED * counts.counted:
         return f"mostly fails in another way ({counts.other} of {counts.other + counts.counted} trials)"
     return None
@@ -120,7 +128,7 @@ class StudyState:
 
     Attributes:
         counts: Results of the trials of each combination.
-        aside: Status and reason of each excluded combination.
+        aside: Status and reason of each combination that gets no more trials. Its earlier trials still count.
         running: Combination of each running trial, by trial id.
         elsewhere: Number of trials of each combination that other commands are running.
         members: All combinations of each group.
@@ -157,6 +165,7 @@ class StudyState:
         self._failed_builds = 0
         self._last_void = ""
         self._said: set[str] = set()
+        self._last_skip: dict[Index, str] = {}
         self._broken: dict[str, str] = {}
         self._changes: Counter[str] = Counter()
 
@@ -194,13 +203,14 @@ class StudyState:
         return any(c.bad for c in counts) or all(c.good < FLAKY_FROM for c in counts)
 
     def missing(self) -> dict[Index, tuple[str, str]]:
-        """Return, for each combination known not to be runnable, its status and the reason."""
+        """Return, for each combination that could not be tried, its status and the reason."""
         known = {}
         for index in (*self._grid.excluded, *self._prepared.unsolvable):
             state = self._prepared.state(index)
             known[index] = (str(state.status), state.reason)
         for index, (status, reason) in self.aside.items():
-            known |= dict.fromkeys(self.members[index], (str(status), reason))
+            if not self.counts[index].counted:
+                known |= dict.fromkeys(self.members[index], (str(status), reason))
         return known
 
     # -- facts: environments -------------------------------------------------------------------------------
@@ -315,10 +325,8 @@ class StudyState:
 
     def learn(
         self, index: Index, outcome: Outcome, evidence: Evidence, *, duration: float, detail: str
-    ) -> list[Finding]:
-        """Add the result of a recorded trial; exclude its combination if further trials would be useless.
-
-        Returns what to tell the user about the combination.
+    ) -> None:
+        """Add the result of a recorded trial; call `weigh` when all recorded trials were added.
 
         Args:
             index: Its combination.
@@ -327,29 +335,55 @@ class StudyState:
             duration: Duration in seconds.
             detail: The outcome in words.
         """
-        counts, lost_on = self.counts[index], self._lost_on[index]
-        counts.add(evidence, outcome)
-        # A later failure to build its environment takes nothing away from what its trials showed.
-        if index in self.aside and self.aside[index][0] is CombinationStatus.SET_ASIDE:
-            return []
+        self.counts[index].add(evidence, outcome)
         # Failures of another kind, void trials and skipped trials never influence the posterior.
         if evidence in (Evidence.GOOD, Evidence.BAD):
             self.trial_seconds.add(duration)
             if evidence is Evidence.GOOD:
                 self.pass_seconds.add(duration)
             self.plan.tell(index, hit=evidence is Evidence.BAD)
+        elif evidence is Evidence.SKIP:
+            self._last_skip[index] = f"{outcome}: {detail}; "
+
+    def weigh(self, index: Index) -> list[Finding]:
+        """Give a combination no more trials if all results so far show that these would be useless.
+
+        The decision depends on the counts alone, not on the order of trials. Returns what to tell the user
+        about the combination.
+        """
+        counts, lost_on = self.counts[index], self._lost_on[index]
+        if index in self.aside:
+            return []
         if (why := why_aside(counts, lost_on)) is not None:
-            reason = f"{outcome}: {detail}; {why}" if counts.skip else why
-            return self.put_aside(index, CombinationStatus.SET_ASIDE, reason)
+            reason = self._last_skip[index] + why if counts.skip else why
+            found = self.put_aside(index, CombinationStatus.SET_ASIDE, reason)
+            if not counts.counted:
+                return found
+            kept = f"no more trials of {self._grid.combination(index)}, which {why}; the others count"
+            return self._remark(f"aside-{index}", kept)
         if (lost := many_lost(lost_on)) is not None:
             return self._remark(f"lost-{index}", f"{self._grid.combination(index)}: {lost}")
         if counts.other >= OTHER_BEFORE_ASIDE and counts.other > counts.counted:
+            outcome = max(
+                (n, str(outcome))
+                for (said, outcome), n in counts.by_outcome.items()
+                if said is Evidence.OTHER
+            )[1]
             return self._remark(
                 f"other-{index}",
                 f"{self._grid.combination(index)} often fails in another way ({outcome}); "
                 "that can hide the answer",
             )
         return []
+
+    def is_wrongly_aside(self, index: Index) -> bool:
+        """Return whether a combination gets no more trials although its results no longer justify that.
+
+        This is the case if another command has recorded a good or bad trial since it was set aside.
+        """
+        status, _ = self.aside.get(index, (None, ""))
+        is_set_aside = status is CombinationStatus.SET_ASIDE
+        return is_set_aside and why_aside(self.counts[index], self._lost_on[index]) is None
 
     def check(self, record: TrialRecord, evidence: Evidence) -> None:
         """Raise an error if the latest trial shows that further trials would be useless.
@@ -373,7 +407,7 @@ class StudyState:
             )
         if record.outcome is Outcome.NOT_RUNNABLE:
             tried = [c for c in self.counts.values() if c.counted + c.other + c.skip]
-            never = all(c.by_outcome[Evidence.SKIP, Outcome.NOT_RUNNABLE] for c in tried)
+            never = all(not c.counted and c.by_outcome[Evidence.SKIP, Outcome.NOT_RUNNABLE] for c in tried)
             if never and len(tried) >= min(TRIED_BEFORE_BLAME, len(self.members)):
                 raise UsageError(
                     f"{self._matrix.shown}: the trial's command cannot be run"

@@ -22,6 +22,7 @@ from bisect_env.matrix.load import Matrix, stored_matrix
 from bisect_env.secrets import MASK
 from bisect_env.storage.entries import CombinationStatus, Study
 from bisect_env.storage.store import Store
+from bisect_env.storage.weighing import weighed_study
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +127,17 @@ def refuse_strangers(study: Study) -> None:
         )
 
 
-def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
+def named_combinations(store: Store, study: Study) -> dict[str, Mapping[str, str]]:
     """Return the combinations to which the names `first-bad` and `last-good` refer, by name.
 
     For a fix, the names `last-bad` and `first-good`, which its report uses, are included as well. A
-    combination that the study has not found is left out.
+    combination that the study has not found is left out. All trials so far are taken into account.
     """
-    if study.verdict is None:
+    verdict = weighed_study(store, study).verdict
+    if verdict is None:
         return {}
-    ends = (study.verdict.first_bad, study.verdict.last_good)
-    shown = (name.replace(" ", "-") for name in side_names(study.verdict, study.definition.grid))
+    ends = (verdict.first_bad, verdict.last_good)
+    shown = (name.replace(" ", "-") for name in side_names(verdict, study.definition.grid))
     found = {
         **dict(zip(("first-bad", "last-good"), ends, strict=True)),
         **dict(zip(shown, ends, strict=True)),
@@ -155,7 +157,7 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
     Raises:
         UsageError: There is no such combination, or it has no environment.
     """
-    combination = find_combination(study.grid, text, named_combinations(study), flag=flag)
+    combination = find_combination(study.grid, text, named_combinations(store, study), flag=flag)
     state = next((s for s in store.combinations(study.id) if s.combination == combination), None)
     lock = store.lock(state.lock_hash) if state is not None and state.lock_hash else None
     if lock is None and state is not None and state.status is CombinationStatus.EXCLUDED:

@@ -58,7 +58,7 @@ from bisect_env.storage.entries import (
     StudyStatus,
 )
 from bisect_env.storage.store import SHORT, Store
-from bisect_env.trials.records import Machine
+from bisect_env.trials.records import Evidence, Machine
 
 ENDED = "run-ended"
 """Kind of the stored decision that says how many seconds a command worked on a study, and whether a limit
@@ -216,7 +216,9 @@ class StudyRun:
         matrix, store, study = self.matrix, self.session.store, self._study
         if self._locking is not None:
             self._locking.close()
-        grid = self._grid
+        kept = self._excluded_since()
+        left = {index: why for index, why in self._grid.excluded.items() if index not in kept}
+        grid = replace(self._grid, excluded=left)
         known = {
             index: lock
             for combination, lock in stored_locks(store, study).items()
@@ -237,7 +239,7 @@ class StudyRun:
         self.session.notify(
             events.Locked(
                 combinations=math.prod(grid.shape),
-                excluded=len(grid.excluded),
+                excluded=len(self._grid.excluded),
                 unsolvable=len(prepared.unsolvable) if is_whole else 0,
                 environments=prepared.environments if is_whole else None,
             )
@@ -268,6 +270,7 @@ class StudyRun:
         runner = StudyRunner(setup, locking, is_sure=is_sure)
         runner.replay()
         runner.take_unbuildable()
+        runner.exclude(kept)
         goes_on = self.sure or (self._was_cut() and not self._limit_reached(runner))
         if is_done and runner.plan.answered and not goes_on:
             # The checks have used up their time, or are not wanted.
@@ -280,6 +283,18 @@ class StudyRun:
                 store.update_study(study.id, StudyStatus.OPEN)
             runner.run()
         return runner
+
+    def _excluded_since(self) -> dict[Index, str]:
+        """Return the excluded combinations that have good or bad trials, with the reason of the exclusion.
+
+        They were excluded (by `--skip`, for example) after those trials, which remain evidence.
+        """
+        if not self._grid.excluded:
+            return {}
+        trials = self.session.store.study_trials(self._study.id).look()
+        counted = {one.combination for one in trials if one.evidence in (Evidence.GOOD, Evidence.BAD)}
+        tried = {index for one in counted if (index := self._grid.find(one)) is not None}
+        return {index: self._grid.excluded[index].why for index in tried & self._grid.excluded.keys()}
 
     def _watched(self, event: events.LockProgress) -> None:
         self.session.notify(event)
@@ -324,17 +339,14 @@ class StudyRun:
             # Skip the remaining checks, as with `--quick`.
             runner.plan.end_checks()
         if self.session.stopped() and (runner.unchecked or not (runner.finished or runner.has_answered)):
-            store.update_study(study.id, StudyStatus.INTERRUPTED, runner.document())
+            store.update_study(study.id, StudyStatus.INTERRUPTED, runner.stored_document())
             raise StudyInterruptedError(
                 # Count only trials of this study, not those that it reuses.
                 f"stopped after {how_many(own_trials(store, study), 'trial')}; every one of them is stored",
                 remedy=self._resume_remedy,
             )
         while True:
-            document, verdict = runner.document(), runner.plan.verdict
-            if verdict.ends_wrong:
-                reason = _ends_reason(verdict.ends_wrong)
-                document = document.model_copy(update={"status": "none", "reason": reason})
+            document, verdict = runner.stored_document(), runner.plan.verdict
             store.update_study(study.id, StudyStatus.FINISHED, document)
             self._keep_commit(runner, document)
             report = self.report(store, study.id)
@@ -454,11 +466,6 @@ def _seconds_covered(trials: Sequence[StoredTrial]) -> float:
 def _write_locks(folder: Path, matrix: Matrix, prepared: Prepared) -> None:
     results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
     write_locks(folder, matrix.name, {prepared.grid.combination(i).key: r for i, r in results.items()})
-
-
-def _ends_reason(wrong: tuple[str, ...]) -> str:
-    says = {"good": "the stated good combination is bad", "bad": "the stated bad combination is not bad"}
-    return "; ".join(says[end] for end in wrong)
 
 
 def _ends_remedy(matrix: Matrix, runner: StudyRunner, likely: str) -> str:

@@ -1,6 +1,7 @@
 """Test whether the failure rate of one combination is below a limit or above it.
 
-An interrupted test is resumed with all trials of the combination that were recorded since it began.
+A test that was interrupted, or ended by its maximum number of trials, is resumed with all trials of the
+combination that were recorded since it began.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
+from bisect_env.answers.phrases import how_many
 from bisect_env.engine.plans import OneCombinationPlan, UntilRatePlan
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import ChosenCombination, run_trials
@@ -15,6 +17,7 @@ from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim, RateTest, upper_bound
 from bisect_env.storage.entries import Decision
 from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence
 
 BEGUN, ENDED = "verify", "verified"
 """Kinds of the stored decisions that mark the beginning and the end of a test."""
@@ -62,7 +65,7 @@ class Verifier:
         store: Database with its trials.
         max_rate: The limit.
         confidence: Confidence of the claim.
-        max_trials: Maximum number of trials; None for `GIVE_UP_AFTER` times the number of passes that are
+        max_trials: Maximum number of new trials; None for `GIVE_UP_AFTER` times the number of passes that are
             needed.
         fresh: Whether to begin a new test even if one was interrupted.
 
@@ -85,7 +88,6 @@ class Verifier:
         self._store = store
         self._max_rate, self._confidence = max_rate, confidence
         self.clean_needed = RateTest(max_rate, confidence).clean_needed
-        self.limit = max_trials or GIVE_UP_AFTER * self.clean_needed
         self._facts = {
             "combination": chosen.combination.as_dict(),
             "lock": chosen.lock.content_hash,
@@ -94,16 +96,21 @@ class Verifier:
         }
         unfinished = None if fresh else self._unfinished()
         self._series: list[str] = []
+        counted = 0
         if unfinished is None:
             self._id = uuid.uuid4().hex
             store.record_decision(chosen.study.id, BEGUN, {"id": self._id, **self._facts})
         else:
             self._id = str(unfinished.payload.get("id"))
-            self._series = [
-                trial.trial_id
+            earlier = [
+                trial
                 for trial in store.trials(chosen.study.id)
                 if trial.combination == chosen.combination and trial.recorded_at >= unfinished.at
             ]
+            self._series = [trial.trial_id for trial in earlier]
+            counted = sum(trial.evidence in (Evidence.GOOD, Evidence.BAD) for trial in earlier)
+        self._new = max_trials or GIVE_UP_AFTER * self.clean_needed
+        self.limit = counted + self._new
         self.resumed = len(self._series)
 
     def run(self, session: Session) -> Verification:
@@ -126,11 +133,15 @@ class Verifier:
     def _end(self, plan: UntilRatePlan, why: str) -> Verification:
         """Return the result of the test so far, and store it if the test has ended."""
         trials, hits, claim = plan.trials, plan.hits, plan.claim
-        if claim is None and not why and trials >= self.limit:
-            why = f"the limit of {self.limit} trials is reached"
         if claim is not None or why:
             said = None if claim is None else str(claim)
             self._store.record_decision(self._chosen.study.id, ENDED, {"id": self._id, "claim": said})
+        if claim is None and not why and trials >= self.limit:
+            # No end of the test: otherwise no number of such commands would show anything.
+            why = (
+                f"the limit of {how_many(self._new, 'trial')} is reached; "
+                f"{how_many(plan.lacking, 'more pass')} would show a lower rate, and the same command goes on"
+            )
         return Verification(
             self._chosen.combination.as_dict(),
             claim,

@@ -162,6 +162,7 @@ class ForeignEnvironment:
         packages: The packages, sorted by name. They include Python if it is a conda package.
         hashes: Maps manager and name of packages to the hex sha256 of their allowed archives.
         left_out: Maps the packages that cannot be installed elsewhere to the reason, sorted by name.
+        extras: Maps packages to the extras with which they are asked for, where the file has them.
     """
 
     source: str
@@ -178,6 +179,7 @@ class ForeignEnvironment:
     packages: tuple[LockedPackage, ...] = ()
     hashes: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    extras: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def uses_conda(self) -> bool:

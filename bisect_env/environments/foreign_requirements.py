@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from bisect_env.environments.download import file_name
 from bisect_env.environments.foreign_reading import (
@@ -152,6 +153,8 @@ def requirement(
         yield wheel(found.name, fits=fits, why=of_url(found.url or ""))
     elif len(pins) == 1:
         hashes = tuple(re.findall(r"--hash[= ]sha256:([0-9a-fA-F]{64})", line))
+        if found.extras:
+            environment.extras[str(canonicalize_name(found.name))] = frozenset(found.extras)
         yield wheel(found.name, pins[0].version, hashes)
     else:
         environment.loose.append(f"{found.name}{found.specifier} ({place})" if is_quoted else place)

@@ -351,7 +351,9 @@ def pair_data(pair: Pair) -> dict[str, Any]:
     )
 
 
-def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) -> dict[str, Any]:
+def releases_data(
+    moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair, kinds: Sequence[str] = ()
+) -> dict[str, Any]:
     """Build the content (a dict) of a matrix file that bisects the releases of several packages.
 
     Each package gets an axis with its releases between the good and the bad version.
@@ -360,6 +362,7 @@ def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) 
         moving: Packages to bisect, with their good and bad versions.
         rest: All other packages, which are the same in every environment.
         pair: The two environments from which the versions were taken; it has the command and its settings.
+        kinds: Kinds of failure of the bad environment; a release that fails in another way is not bad.
 
     Raises:
         UsageError: A version is invalid, or the good and the bad version of a package are equal.
@@ -371,7 +374,7 @@ def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) 
     uses_conda = bool(rest.conda) or any(one.axis.uses_conda for one in moving)
     # The given name belongs to the study of the two environments, so this study needs a different one.
     given = pair.question.name
-    return _document(
+    data = _document(
         replace(pair.question, name=f"{given}-releases" if given else ""),
         [*(one.axis.package for one in moving), "releases"],
         axes,
@@ -380,6 +383,10 @@ def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) 
         channels=pair.channels if uses_conda else (),
         **_ends(moving),
     )
+    bad = data["trial"].get("bad", {})
+    if kinds and not bad.get("signature"):
+        data["trial"]["bad"] = {**bad, "kinds": list(kinds)}
+    return data
 
 
 # --------------------------------------------------------------------------------------------------

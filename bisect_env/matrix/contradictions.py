@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from bisect_env.matrix.grid import Direction, GridAxis
@@ -21,6 +22,9 @@ from bisect_env.matrix.schema import (
     variable,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END
+
+_EXTRA_ALONE = re.compile(r"[\w.-]+\s*\[[^]]*\]")
+"""A requirement that asks for an extra of a package, of any version."""
 
 
 def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
@@ -98,7 +102,9 @@ def _packages_once(file: MatrixFile) -> Iterator[Contradiction]:
             seen: set[str] = set()
             for i, text in enumerate(texts):
                 package = package_of(text)
-                if where := elsewhere.get(package):
+                # An axis gives the version of a package, and `packages` may ask for an extra of it.
+                is_extra = manager == "pypi" and _EXTRA_ALONE.fullmatch(text) and package in by_axis
+                if (where := elsewhere.get(package)) and not is_extra:
                     yield (*path, manager, i), f"{text!r} is about a package that {where} names; remove it"
                 elif package in seen and ";" not in text:
                     yield (*path, manager, i), f"{text!r} names {package!r} a second time; merge the two"

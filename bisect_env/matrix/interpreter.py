@@ -72,6 +72,31 @@ def python_options(arguments: Sequence[str]) -> PythonOptions | None:
     return None
 
 
+_SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z|k)?sh")
+
+
+def script_place(command: Sequence[str]) -> int | None:
+    """Return the position of the script in a command line, or None if no word must be one.
+
+    It is the program itself unless that is an interpreter or a shell, whose first argument beside options is
+    the script. Arguments of other programs may be files that exist, patterns, or files that they write.
+    """
+    arguments = command[1:]
+    if is_python(command[0]):
+        options = python_options(arguments)
+        if options is None or options.end is None or arguments[options.end].startswith("-"):
+            return None
+        return 1 + options.end
+    if _SHELLS.fullmatch(command[0]):
+        for place, word in enumerate(arguments, start=1):
+            if not word.startswith("-"):
+                return place
+            if "c" in word and not word.startswith("--"):
+                return None
+        return None
+    return 0
+
+
 def can_repeat(command: Sequence[str]) -> bool:
     """Return whether a command is Python code that can be run again in the same process."""
     options = python_options(command[1:])

@@ -282,6 +282,7 @@ def _checked(text: str, path: Path | None, folder: Path, read: Callable[[str, in
         raise matrix_error(shown, problems) from None
     problems += cross_checks(file, lines)
     files, unreadable = read_files(file.trial.file_names, read)
+    unreadable = {name: why for name, why in unreadable.items() if name not in file.trial.perhaps_files}
     problems += [Problem(why, _line_of_file(name, file.trial, lines)) for name, why in unreadable.items()]
     if problems:
         raise matrix_error(shown, problems)

@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from bisect_env.matrix.grid import AxisKind, Direction
-from bisect_env.matrix.interpreter import can_repeat
+from bisect_env.matrix.interpreter import can_repeat, script_place
 from bisect_env.matrix.scalars import (
     AxisName,
     BuildPattern,
@@ -315,7 +315,11 @@ class DateAxis(AxisModel):
 class Packages(StrictModel):
     """Packages of an environment, in addition to those of the axes."""
 
-    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy<2'.")
+    pypi: tuple[PypiRequirement, ...] = Field(
+        default=(),
+        description="Requirements such as 'numpy<2'; of a package that an axis names, its "
+        "extras alone ('dask[array]').",
+    )
     conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'cuda-version 12.8'.")
 
 
@@ -452,7 +456,15 @@ Axis = Annotated[
 # The settings of one trial in a matrix file, and the placeholders in its command. Pure.
 
 TargetOutcome = Literal[
-    "crash", "hang", "cuda-fault", "cuda-oom", "cuda-init", "import-error", "exit-fail", "host-oom"
+    "crash",
+    "hang",
+    "cuda-fault",
+    "cuda-oom",
+    "cuda-init",
+    "runner-error",
+    "import-error",
+    "exit-fail",
+    "host-oom",
 ]
 """The outcomes that a study can look for. Passes, skips and failures of the machine are not among them."""
 
@@ -465,8 +477,8 @@ SKIP_EXIT_CODE = 125
 class TargetRule(StrictModel):
     """The failures that a study looks for; every condition given must hold.
 
-    `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output` and `signature`
-    narrow all.
+    `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output`, `signature` and
+    `kinds` narrow all.
     """
 
     outcomes: Annotated[tuple[TargetOutcome, ...], Field(min_length=1)] = Field(
@@ -488,6 +500,11 @@ class TargetRule(StrictModel):
         default="",
         description="Signature that a failure must match, copied from a report. `from-bad-end` takes it "
         "from the first failure at the known bad end. Empty means any failure.",
+    )
+    kinds: tuple[Text, ...] = Field(
+        default=(),
+        description="Kinds of failure that count as bad, as signatures begin with them: `crash`, "
+        "`exit-fail:ValueError`. Empty means every kind.",
     )
 
     @field_validator("signature", mode="after")
@@ -651,9 +668,9 @@ class Trial(StrictModel):
 
     @property
     def scripts(self) -> tuple[str, ...]:
-        """Return the words of the command that are paths of scripts.
+        """Return the words of the command that look like paths of scripts.
 
-        These files are copied into trials, too.
+        Files with these names are copied into trials, too.
         """
         return tuple(
             word
@@ -663,6 +680,17 @@ class Trial(StrictModel):
             and not placeholders(word)
             and not any(character.isspace() for character in word)
         )
+
+    @property
+    def perhaps_files(self) -> frozenset[str]:
+        """Return those of `scripts` that need not exist, because they do not stand where a script must.
+
+        They may be patterns (`-p "test*.py"`), or files that the command writes.
+        """
+        place = script_place(self.command)
+        needed = {*self.files, *(self.command[place : place + 1] if place is not None else ())}
+        names = (unbraced(word) for word in self.scripts if word not in needed)
+        return frozenset(str(PurePosixPath(name)) for name in names)
 
     @property
     def file_names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -29,13 +30,13 @@ from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.files import StudyFile
-from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
+from bisect_env.matrix.grid import Combination, Grid
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.scalars import cutoff
-from bisect_env.matrix.schema import SearchLimits
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.doubts import (
     advice,
+    came_since,
     good_side_warnings,
     machine_warnings,
     other_failures,
@@ -65,7 +66,6 @@ from bisect_env.report.model import (
     TrialCounts,
     labels,
 )
-from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.trace import trace
@@ -91,10 +91,10 @@ from bisect_env.storage.entries import (
     machines_of,
 )
 from bisect_env.storage.store import Store
+from bisect_env.storage.weighing import CAN_RUN, COUNTED, measurements, replay_of, weighed
 from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine
 
 _Part = TypeVar("_Part", bound=AnswerPart)
-_COUNTED = (Evidence.GOOD, Evidence.BAD)
 
 # --------------------------------------------------------------------------------------------------
 # The circumstances of trials: perturbations, and iterations within a process. Pure.
@@ -110,7 +110,7 @@ def with_iterations(verdict: VerdictDocument, trials: Sequence[StoredTrial]) -> 
     found = {}
     for side, cell in (("bad_rate", verdict.first_bad), ("good_rate", verdict.last_good)):
         rate: MeasuredRate | None = getattr(verdict, side)
-        own = [t for t in trials if t.evidence in _COUNTED and t.combination.as_dict() == cell]
+        own = [t for t in trials if t.evidence in COUNTED and t.combination.as_dict() == cell]
         iterations = sum(trial.iterations for trial in own)
         if rate is not None and iterations:
             # The rate's own hits may include trials of combinations that are the same environment.
@@ -209,7 +209,6 @@ def _seconds(delta: timedelta) -> float:
 # --------------------------------------------------------------------------------------------------
 # The history of the posterior, from a replay of stored trials. Pure.
 
-_CAN_RUN = (CombinationStatus.SOLVABLE, CombinationStatus.UNLOCKED)
 _UNAVAILABLE = (
     CombinationStatus.UNSOLVABLE,
     CombinationStatus.UNBUILDABLE,
@@ -225,8 +224,6 @@ def _posterior(
     study: Study,
     states: Sequence[CombinationState],
     trials: Sequence[StoredTrial],
-    *,
-    every_configuration: bool,
 ) -> PosteriorReport:
     """Replay the trials in a new search, and return the probabilities of the leading answers over time.
 
@@ -234,43 +231,18 @@ def _posterior(
         study: The stored study.
         states: Every combination.
         trials: All trials of the study, in the order in which the study received them.
-        every_configuration: Whether the study looked for further failing configurations.
 
     Returns:
         An empty report for a large matrix, whose answers are only partly distinguished, and for a matrix
         without axes, which has no answers to compare.
     """
-    if not study.definition.grid:
+    if not study.definition.grid or is_large(study.grid.shape, [a.direction for a in study.grid.axes]):
+        return PosteriorReport()
+    replay = replay_of(study, states, trials)
+    if replay is None or not replay.results:
         return PosteriorReport()
     grid = study.grid
-    same = measurements(states, study.definition.grid)
-    groups: dict[Index, Index] = {}
-    for state in states:
-        index, first = grid.find(state.combination), grid.find(same[state.combination][0])
-        if (
-            index is not None
-            and first is not None
-            and (state.lock_hash or state.status == CombinationStatus.UNLOCKED)
-        ):
-            groups[index] = first
-    if not groups or is_large(grid.shape, [axis.direction for axis in grid.axes]):
-        return PosteriorReport()
-    settings = study.definition.settings
-    limits = SearchLimits(**{name: settings[name] for name in SearchLimits.model_fields if name in settings})
-    goal = Goal.EVERY_CONFIGURATION if every_configuration else Goal.FIRST_BAD
-    search = search_towards(goal, grid, groups, limits)
-    for state in states:
-        index = grid.find(state.combination)
-        if state.status not in _CAN_RUN and index in groups:
-            search.set_aside(index)
-    results = []
-    for trial in trials:
-        index = grid.find(trial.combination)
-        if index in groups and trial.evidence in _COUNTED:
-            results.append((groups[index], trial.evidence is Evidence.BAD))
-    if not results:
-        return PosteriorReport()
-    seen = trace(search, results, points=POINTS, answers=ANSWERS)
+    seen = trace(replay.search, replay.results, points=POINTS, answers=ANSWERS)
     return PosteriorReport(
         answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
         points=tuple(
@@ -278,24 +250,6 @@ def _posterior(
             for n, row in zip(seen.trials, seen.probabilities, strict=True)
         ),
     )
-
-
-def measurements(
-    states: Sequence[CombinationState], axes: Sequence[AxisInfo]
-) -> dict[Combination, list[Combination]]:
-    """Map each combination to all combinations that share its trials.
-
-    Combinations share trials if they have the same lock and equal values on the axes of kind `value`.
-    """
-    value_axes = {axis.name for axis in axes if axis.kind is AxisKind.VALUE}
-    shared: defaultdict[tuple[str, ...], list[Combination]] = defaultdict(list)
-    found = {}
-    for state in states:
-        values = [value for axis, value in state.combination.items if axis in value_axes]
-        key = (state.lock_hash, *values) if state.lock_hash else ("", state.combination.key)
-        shared[key].append(state.combination)
-        found[state.combination] = shared[key]
-    return found
 
 
 def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
@@ -320,17 +274,24 @@ _SHORT_ID = 12
 
 
 def steps(
-    study: Study, axes: Sequence[AxisInfo], verdict: VerdictDocument, lock: Lock | None
+    study: Study,
+    axes: Sequence[AxisInfo],
+    verdict: VerdictDocument,
+    lock: Lock | None,
+    *,
+    is_open: bool = False,
 ) -> tuple[StepReport, ...]:
     """Return the commands with which a user can reproduce the failure, the simplest first.
 
-    The last command repeats the whole study. Without an answer, it is the only one.
+    The last command goes on with the study, or repeats it once it is answered. Without an answer, it is the
+    only one.
 
     Args:
         study: The stored study.
         axes: Axes of the study.
         verdict: Verdict of the study.
         lock: Lock of the first bad combination.
+        is_open: Whether trials came after the study had ended.
     """
     # A question without a matrix file is named by its study.
     path = clean(study.definition.matrix_path) or study.id[:_SHORT_ID]
@@ -360,7 +321,7 @@ def steps(
         found.append(StepReport(title="Look for the culprit again", commands=("bisect-env explain",)))
         return tuple(found)
     asked = "run" if verdict.table is None else "map"
-    if study.status is not StudyStatus.FINISHED:
+    if study.status is not StudyStatus.FINISHED or is_open or verdict.status != "confirmed":
         # Without `--fresh`, because the stored trials are still needed.
         found.append(
             StepReport(title="Go on with the search", commands=(command_line("bisect-env", asked, path),))
@@ -491,14 +452,19 @@ def _combinations(
         for (_, outcome), number in total.by_outcome.items():
             outcomes[str(outcome)] += number
         status = CombinationStatus(state.status)
-        called_bad = is_bad(combination.as_dict()) if status in _CAN_RUN else None
-        if called_bad is None and status in _CAN_RUN:
+        # What has good or bad trials is shown with them, whatever came later.
+        is_known = status in CAN_RUN or total.counted > 0
+        called_bad = is_bad(combination.as_dict()) if is_known else None
+        if called_bad is None and is_known:
             called_bad = _called_by_trials(verdict, members[combination], total)
+        if total.by_outcome and not total.counted and verdict.table is None:
+            # Its trials show neither; they say more than what its neighbours suggest.
+            called_bad = None
         reports.append(
             CombinationReport(
                 combination=combination.as_dict(),
                 # An unlocked combination is shown as solvable; it has neither a lock nor trials.
-                status=str(CombinationStatus.SOLVABLE if status in _CAN_RUN else status),
+                status=str(CombinationStatus.SOLVABLE if is_known else status),
                 reason=state.reason,
                 lock=state.lock_hash,
                 good=total.good,
@@ -686,6 +652,8 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
         examples = [(group, store.trial(group.trial_id)) for group in groups[:FAILURES]]
         failures = [(group, example) for group, example in examples if example is not None]
         states = store.combinations(study.id)
+        current = weighed(study, states, trials)
+        study = replace(study, verdict=current.verdict)
         verdict = study.verdict or VerdictDocument()
         good, bad = (_lock(store, states, cell) for cell in (verdict.last_good, verdict.first_bad))
         origins, decisions = store.origins(study.id), store.decisions(study.id)
@@ -709,7 +677,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
     )
     said = readable(said, labels(axes))
     steady = stability(own)
-    unavailable = [one.reason for one in states if one.status in _UNAVAILABLE]
+    unavailable = [one.reason for one in combinations if one.status in _UNAVAILABLE]
     traced = _latest(decisions, TRACED, TracedReport)
     if traced is not None:
         # `between` first confirms that one environment fails; its real answer is in this chapter.
@@ -753,9 +721,11 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
                 [reason for reason in unavailable if reason.strip()],
                 asked,
                 _elapsed(study),
+                target,
             )
         ),
         warnings=(
+            *came_since(current.since),
             *amplified(decisions),
             *verdict_warnings(verdict, axes, asked),
             *withdrawn_warnings(verdict, axes),
@@ -770,12 +740,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
             *_environment_warnings(states),
             *_mixed(machines),
         ),
-        posterior=_posterior(
-            study,
-            states,
-            trials,
-            every_configuration=verdict.others is not None,
-        )
+        posterior=_posterior(study, states, trials)
         # The replay follows answers that are simple rules, so it cannot show frontiers, pairs or tables.
         if posterior and verdict.table is None and verdict.kind not in ("frontier", "pair")
         else PosteriorReport(),
@@ -786,7 +751,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
         traced=traced,
         commit=commit,
         question=question,
-        reproduce=steps(study, axes, verdict, bad),
+        reproduce=steps(study, axes, verdict, bad, is_open=bool(current.since)),
     )
 
 
@@ -823,7 +788,7 @@ def _counted_origins(origins: Iterable[Origin], trials: Iterable[StoredTrial]) -
 
     The study with the most of these trials is first; studies without any are left out.
     """
-    counts = Counter(trial.study_id for trial in trials if trial.reused and trial.evidence in _COUNTED)
+    counts = Counter(trial.study_id for trial in trials if trial.reused and trial.evidence in COUNTED)
     found = [one.model_copy(update={"trials": counts[one.study_id]}) for one in origins]
     return tuple(sorted((one for one in found if one.trials), key=lambda one: -one.trials))
 

@@ -19,7 +19,6 @@ from bisect_env.answers.sentence import side_names
 from bisect_env.answers.untrusted import clean, command_line, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Combination, Direction
-from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.schema import LEAST_RATE
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.matrix.versions import between
@@ -28,6 +27,7 @@ from bisect_env.report.words import quoted
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, TrialResult, drift, host_effect
 from bisect_env.storage.entries import StoredTrial, counts_of
+from bisect_env.trials.judge import Target, unmet
 from bisect_env.trials.records import Evidence, Outcome
 
 _SHOWN = 3
@@ -78,6 +78,19 @@ def stability_warnings(found: StabilityReport) -> list[str]:
         else:
             warnings.append(f"{name} {effect.part} differs from the others: {seen}")
     return warnings
+
+
+def came_since(what: str) -> list[str]:
+    """Return a warning, as a list, if trials came after the study had ended.
+
+    Args:
+        what: What came, such as "6 trials"; "" if nothing did.
+    """
+    if not what:
+        return []
+    return [
+        f"{what} came after this study had ended: the answer weighs what is there; `bisect-env run` goes on"
+    ]
 
 
 def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
@@ -425,6 +438,7 @@ def advice(
     unavailable: Sequence[str] = (),
     asked: Asked = Asked.IN_FILE,
     elapsed: float = 0.0,
+    target: Target | None = None,
 ) -> list[str]:
     """Return the likely reasons why a study has no answer, each with what to change.
 
@@ -438,6 +452,7 @@ def advice(
         unavailable: Why combinations could not be tried, one reason per combination.
         asked: How the question was asked.
         elapsed: Seconds from the beginning of the study to its end; 0 if it was stopped before.
+        target: Failure that the study looks for; None for the default.
 
     Returns:
         One sentence per reason, the likeliest first; empty if there is an answer.
@@ -452,8 +467,10 @@ def advice(
         combinations = how_many(len(unavailable), "combination")
         other = ", and may be what " + ("works" if kind == "always" else "fails") if verdict.trials else ""
         untried = [f"{combinations} could not be tried{other}: {why}"]
+    others = [one for one in trials if one.evidence is Evidence.OTHER]
+    target = target or Target()
     if kind and not verdict.trials and not bad:
-        return [*untried, *_why_never(verdict, failures, settings, asked)]
+        return [*untried, *_why_never(verdict, others, target, settings, asked)]
     if kind == "always" or "good combination is bad" in reason:
         several = [axis for axis in axes if len(axis.values) > 1]
         two = _unrelated(several[0], several[0].values, trials, asked) if len(several) == 1 else []
@@ -466,8 +483,10 @@ def advice(
                 or _why_always(axes, bad, scripts, asked)
             ),
         ]
+    if fixed := _fixed_before(axes, trials, settings.get("ends") or {}, asked):
+        return fixed
     if kind == "never" or "bad combination is not bad" in reason:
-        return [*untried, *_why_never(verdict, failures, settings, asked)]
+        return [*untried, *_why_never(verdict, others, target, settings, asked)]
     return list(_why_open(verdict, bad, settings, asked, elapsed))
 
 
@@ -532,11 +551,8 @@ def _why_always(
     said = f"{first.detail}\n{first.stack}"
     often = "every bad trial" if first.trials == total else f"{first.trials} of {total} bad trials"
     if match := _NO_MODULE.search(said):
-        package = package_of_module(match[1])
-        yield (
-            f"in {often} the module {match[1]} is missing: if no axis is to bring it, "
-            f"{asked.add_package(package)}"
-        )
+        advice = asked.add_package(match[1])
+        yield f"in {often} the module {match[1]} is missing: if no axis is to bring it, {advice}"
     elif match := _NO_FILE.search(said):
         files = json.dumps([*scripts, match[1]], ensure_ascii=False).replace('"', "")
         option = command_line("--files", match[1])
@@ -635,20 +651,78 @@ def _way(signature: str) -> str:
         return signature
 
 
+def _unmet(condition: str, seen: str, target: Target, asked: Asked) -> str:
+    """Return which condition of `trial.bad` a failure does not meet, what was seen, and how to count it."""
+    match condition:
+        case "outcomes":
+            known = ", ".join(sorted([*map(str, target.outcomes), seen]))
+            remedy = asked.setting(f"bad: {{outcomes: [{known}]}}", "trial")
+            return f"`outcomes` lacks {seen}; to count it, write {remedy}"
+        case "exit_codes":
+            known = ", ".join(map(str, sorted(target.exit_codes)))
+            remedy = asked.setting(f"bad: {{exit_codes: [{known}, {seen}]}}", "trial")
+            return f"`exit_codes` has {known}, and the code was {seen}; to count it, write {remedy}"
+        case "signals":
+            return f"`signals` lacks {seen}; to count it, add it there"
+        case "output":
+            patterns = ", ".join(map(repr, target.output))
+            return f"its output does not match `output`: {patterns}; to count it, correct the pattern"
+        case "kinds":
+            return f"`kinds` has {', '.join(sorted(target.kinds))}; to count it, add {quoted(seen)} there"
+    return f"its signature is not {shown(target.signature)}; to count it, leave `signature` out"
+
+
+def _fixed_before(
+    axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], ends: Mapping[str, Any], asked: Asked
+) -> list[str]:
+    """Return advice if the stated bad combination passed, but values between it and the good one failed.
+
+    Then the failure was fixed on the way, so that an earlier value is the bad end.
+    """
+    stated = ends.get("bad")
+    several = [axis for axis in axes if len(axis.values) > 1]
+    if not stated or len(several) != 1 or several[0].direction is Direction.UNORDERED:
+        return []
+    (axis,) = several
+    counts = {one.combination[axis.name]: Counter[Evidence]() for one in trials}
+    for one in trials:
+        counts[one.combination[axis.name]][one.evidence] += 1
+    end = counts.get(stated.get(axis.name, ""), Counter[Evidence]())
+    if not end[Evidence.GOOD] or end[Evidence.BAD]:
+        return []
+    tried = [value for value in axis.values if counts.get(value)]
+    failing = [value for value in tried if counts[value][Evidence.BAD] and not counts[value][Evidence.GOOD]]
+    if not failing or stated[axis.name] not in tried:
+        return []
+    place = tried.index(stated[axis.name])
+    last = min(failing, key=lambda value: abs(tried.index(value) - place))
+    step = 1 if place > tried.index(last) else -1
+    fixed = tried[tried.index(last) + step]
+    seen = f"{counts[last][Evidence.BAD]} of {counts[last].total()}"
+    option = command_line("--bad", last)
+    how = f"`bad: {{{axis.name}: {quoted(last)}}}`" if asked is Asked.IN_FILE else f"`{option}`"
+    before = "" if abs(axis.values.index(fixed) - axis.values.index(last)) == 1 else " or before"
+    return [f"{axis.name} {last} failed in {seen} trials, and it was fixed in {fixed}{before}: state {how}"]
+
+
 def _why_never(
     verdict: VerdictDocument,
-    failures: Sequence[FailureReport],
+    others: Sequence[StoredTrial],
+    target: Target,
     settings: Mapping[str, Any],
     asked: Asked,
 ) -> Iterator[str]:
-    others = [failure for failure in failures if failure.evidence == "other"]
     if others:
-        first = others[0]
+        ways = Counter(shown(one.signature) or str(one.outcome) for one in others)
+        way, _ = ways.most_common(1)[0]
+        first = next(one for one in others if (shown(one.signature) or str(one.outcome)) == way)
+        why = "; ".join(
+            _unmet(condition, seen, target, asked)
+            for condition, seen in unmet(first, target, matched=first.matched).items()
+        )
         yield (
-            f"{how_many(sum(failure.trials for failure in others), 'trial')} failed in a way that is not "
-            f"counted, most as {shown(first.signature) or first.outcome}: to count it, write "
-            + asked.setting(f"bad: {{outcomes: [{first.outcome}]}}", "trial")
-            + ", without a `signature`"
+            f"{how_many(len(others), 'trial')} failed in a way that is not counted, most as {way} "
+            f"({first.detail}): {why or 'another failure than the one looked for'}"
         )
     elif verdict.trials:
         rate = float(settings.get("min_crash_rate") or 0.02)

@@ -447,10 +447,9 @@ def cell_note(one: CombinationReport) -> str:
     parts = []
     if not one.is_runnable:
         parts.append(f"{one.status}: {shortened(clean(one.reason), _REASON) or 'no reason given'}")
-    elif one.rate is None:
-        parts.append("nothing counted" if one.other or one.skip or one.void else "not tried")
-    uncounted = ((one.other, "failed otherwise"), (one.void, "void"), (one.skip, "skipped"))
-    parts += [f"{number} {what}" for number, what in uncounted if number]
+    elif one.rate is None and not words.uncounted(one):
+        parts.append("not tried")
+    parts += words.uncounted(one)
     if one.same_as:
         parts.append(f"measured as {words.named(one.same_as)}")
     if one.is_runnable and one.reason:

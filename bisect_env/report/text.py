@@ -107,10 +107,8 @@ def next_commands(report: Report) -> list[str]:
     if report.has_verdict and len(changes) > 1 and report.explanation is None:
         explain = command_line("bisect-env", "explain", study)
         return [f"{explain}  # which of the {len(changes)} packages that changed matter", everything]
-    if report.has_verdict or report.verdict.kind == "explanation":
-        why = "to see it again"
-    else:
-        why = "to ask again, with new trials" if report.study.status == "finished" else "to go on"
+    is_answered = report.has_verdict or report.verdict.kind == "explanation"
+    why = "to see it again" if is_answered else "to go on"
     steps = [f"{clean(step.commands[0]).partition(' # ')[0]}  # {why}" for step in report.reproduce]
     return [*steps[:1], everything]
 

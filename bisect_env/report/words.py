@@ -6,7 +6,7 @@ Every function returns plain text on one line that is safe for a terminal; each 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -17,6 +17,7 @@ from bisect_env.answers.origins import origins_text
 from bisect_env.answers.phrases import aligned, and_more, duration, how_many, interval, percent, probability
 from bisect_env.answers.sentence import bad_values_in_words, do_not_matter
 from bisect_env.answers.untrusted import clean, comma_separated, shortened
+from bisect_env.answers.verdict_document import UntestedValues
 from bisect_env.environments.difference import PackageChange
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.matrix.history import SHORT, is_commit, readable
@@ -25,6 +26,7 @@ from bisect_env.report.model import (
     CombinationReport,
     FailureReport,
     Report,
+    TrialCounts,
     labels,
 )
 from bisect_env.search.numeric import clopper_pearson
@@ -372,13 +374,26 @@ def untested(report: Report) -> str:
             which += f" at {' '.join(f'{axis} {one.first.get(axis)}' for axis in verdict.culprit_axes)}"
         chance = "unknown" if one.chance is None else probability(one.chance)
         seen = f"{how_many(one.trials, 'trial')}, no failure; {chance} chance of that if all are bad"
-        key = "bad" if one.called_bad else "good", seen if one.trials else "no trial"
+        beside = sum_of(c for c in report.combinations if _is_within(c, one, report.axes))
+        none = beside.other + beside.skip + beside.void
+        unseen = f"{how_many(none, 'trial')}, none counted" if none else "no trial"
+        key = "bad" if one.called_bad else "good", seen if one.trials else unseen
         by_evidence.setdefault(key, []).append(which)
     texts = [
         f"{and_more(names, _UNTESTED)} called {called} ({seen})"
         for (called, seen), names in by_evidence.items()
     ]
     return clean(readable("; ".join(texts)))
+
+
+def _is_within(one: CombinationReport, interval: UntestedValues, axes: Sequence[AxisInfo]) -> bool:
+    """Return whether a combination lies in an interval of values of one axis, on the line of its ends."""
+    name, first, last = interval.axis, interval.first, interval.last
+    order = next((axis.values for axis in axes if axis.name == name), ())
+    if not {first.get(name), last.get(name), one.combination.get(name)} <= {*order}:
+        return False
+    low, high, place = (order.index(cell[name]) for cell in (first, last, one.combination))
+    return low <= place <= high and {**first, name: ""} == {**one.combination, name: ""}
 
 
 def commit(found: CommitReport) -> list[tuple[str, str]]:
@@ -453,6 +468,19 @@ def alternatives(report: Report) -> list[tuple[str, str]]:
     return [(probability(chance), text) for text, chance in others if chance >= 0.01][:_OTHERS]
 
 
+def sum_of(members: Iterable[CombinationReport]) -> TrialCounts:
+    """Return the counts of several combinations together."""
+    found = list(members)
+    names = ("good", "bad", "other", "void", "skip")
+    return TrialCounts(**{name: sum(getattr(one, name) for one in found) for name in names})
+
+
+def uncounted(counts: TrialCounts) -> list[str]:
+    """Return how many trials are not evidence, and why, such as `2 failed otherwise` and `1 skipped`."""
+    ways = ((counts.other, "failed otherwise"), (counts.void, "void"), (counts.skip, "skipped"))
+    return [f"{number} {way}" for number, way in ways if number]
+
+
 def note(row: Row, report: Report) -> str:
     """Return the remarks on a table row, such as whether the verdict calls its combinations good or bad."""
     first = row.members[0]
@@ -460,11 +488,11 @@ def note(row: Row, report: Report) -> str:
     if not first.is_runnable:
         parts.append(first.status)
     else:
-        untried = "not tried" if not any(m.other or m.skip for m in row.members) else "nothing counted"
-        remark = "" if row.counted else untried
+        remark = "" if row.counted or any(map(uncounted, row.members)) else "not tried"
         parts.append(f"{first.verdict} ({remark})" if first.verdict and remark else first.verdict or remark)
-    if other := sum(m.other for m in row.members if m.same_as is None):
-        parts.append(f"{other} failed otherwise")
+    counts = sum_of(m for m in row.members if m.same_as is None)
+    # Void trials beside others are told by a warning.
+    parts += uncounted(counts.model_copy(update={"void": 0}) if row.counted else counts)
     if len(row.members) > 1:
         parts.append(f"{len(row.members)} combinations")
     elif first.same_as:

@@ -186,7 +186,7 @@ def last_good(best: Answer, tallies: Tallies) -> list[Index]:
         found[boundary.good] = None
         for step in (-1, 1):
             line = further(boundary.bad, boundary.axis, step, len(best.hypothesis.sets[boundary.axis]))
-            good_ones = (c for c in line if tallies.can_run(c) and not best.hypothesis.is_bad(c))
+            good_ones = (c for c in line if tallies.is_known(c) and not best.hypothesis.is_bad(c))
             if (nearest := next(good_ones, None)) is not None and tallies.counts(nearest)[1]:
                 found[nearest] = None
     return list(found)

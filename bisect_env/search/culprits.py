@@ -204,7 +204,7 @@ class CulpritSearch:
         """
         known = [intermediate for intermediate, feasible in self._feasible.items() if feasible]
         best = self.best
-        if not known or best.probability >= self.confidence:
+        if best.probability >= self.confidence:
             return best
         top = self._top
         labels = self._labels(known)

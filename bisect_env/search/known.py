@@ -199,8 +199,8 @@ class Known:
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """Return which combinations can still be tried, as a boolean array in the shape of the lattice."""
-        return self.view.spread(self.can_run)
+        """Return which combinations can be or were tried, as a boolean array in the shape of the lattice."""
+        return self.view.spread(self.can_run | (self.counts.trials > 0))
 
     @cached_property
     def path(self) -> list[Index] | None:
@@ -217,14 +217,11 @@ class Known:
 
         The bad end is the first bad combination, the good end the last good one. The answer has a boundary if
         they are neighbours that differ on one axis. If there is no path, the answer is *always bad* or *never
-        bad*; or, if there are labels of both kinds but all combinations of one kind can no longer be run, an
-        answer without first bad and last good combination.
+        bad*.
         """
         found = self.path
         labels = self.view.spread(self.labels, -1)
         known = labels == 1
-        if found is None and known.any() and (labels == 0).any():
-            return Answer(Hypothesis("pair", described("pair", known).sets, (), known), (), None, None, 0.0)
         if found is None:
             kind = "always" if known.any() else "never"
             return Answer(constant(kind, self.view.grid.shape), (), None, None, 0.0)

@@ -297,7 +297,7 @@ class NextTrials:
         cells = [int(c) for c in known.counts.tried if labels[c] < 0 and known.can_run[c]]
         if found is not None and len(found) > 2:
             middle = [int(known.view.group[cell]) for cell in found[1:-1]]
-            middle = [c for c in middle if labels[c] < 0]
+            middle = [c for c in middle if labels[c] < 0 and known.can_run[c]]
             half = sorted(middle, key=lambda c: abs(middle.index(c) - len(middle) / 2))
             on = [c for c in cells if c in middle]
             cells = on or half[:1]

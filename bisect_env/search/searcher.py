@@ -184,7 +184,7 @@ class Search(StudySearch):
                 total += belief.answers[row]
                 candidates.append(known.described(row, float(belief.answers[row])))
         best = stage.whole(known.best)
-        stands = known.stands and bool(known.can_run.any()) and not known.ends_wrong
+        stands = known.sure and not known.wanted and not known.ends_wrong
         clear = cleared(best, self.tallies, self.limits) if stands else ()
         status, reason = judge(
             known.best,
@@ -194,7 +194,8 @@ class Search(StudySearch):
             certain=known.unanimous,
             rule=not known.lawless,
             tried=bool(known.counts.trials.any()),
-            can_run=bool(known.can_run.any()),
+            can_run=bool(known.feasible.any()),
+            untried=self.tallies.untried,
         )
         bits = entropy_bits(belief.answers[belief.answers > 1e-12])
         untried = int(np.count_nonzero(known.can_run & (known.counts.trials == 0)))

@@ -73,6 +73,10 @@ def usual_trials(rate: float, background: float) -> int:
     return math.ceil(clean_trials(rate) * (1.0 + 4.0 * min(background / max(rate, 1e-9), 0.5)))
 
 
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
 def judge(
     best: Answer,
     *,
@@ -83,6 +87,7 @@ def judge(
     rule: bool,
     tried: bool = True,
     can_run: bool = True,
+    untried: int = 0,
 ) -> tuple[Status, str]:
     """Return whether an answer is confirmed, likely or neither, and the reason in words.
 
@@ -95,20 +100,21 @@ def judge(
         rule: Whether a hypothesis explains the counts.
         tried: Whether any trial was counted.
         can_run: Whether any combination can be run.
+        untried: Number of combinations that can be run and were not tried.
     """
     kind, chance = best.hypothesis.kind, best.probability
     if not tried:
         return Status.NONE, "nothing was tried yet" if can_run else NOTHING_RUNS
     if kind == "never":
-        return Status.NONE, (
-            "never bad: no combination shows the failure" if stands else "no failure was seen often enough"
-        )
+        said = "no combination shows the failure"
+        if untried:
+            said = f"none of those tried shows the failure, and {untried} {_were(untried)} not tried"
+        return Status.NONE, f"never bad: {said}" if stands else "no failure was seen often enough"
     if kind == "always":
-        return Status.NONE, (
-            "always bad: every combination shows the failure" if stands else "no combination was seen to pass"
-        )
-    if kind == "pair" and best.first_bad is None:
-        return Status.NONE, "what passed and what failed cannot both be run any more"
+        said = "every combination shows the failure"
+        if untried:
+            said = f"all of those tried show the failure, and {untried} {_were(untried)} not tried"
+        return Status.NONE, f"always bad: {said}" if stands else "no combination was seen to pass"
     if stands and not best.boundaries:
         return Status.LIKELY, NO_NEIGHBOURS
     if not stands and chance <= 0.5:

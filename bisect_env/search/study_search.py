@@ -173,6 +173,8 @@ class StudySearch(Plan):
         has_answer = self.answered and not self.verdict.ends_wrong and bool(self.verdict.best.boundaries)
         for check in self._wanted_checks() if has_answer else ():
             cell = self.tallies.representative(check.cell)
+            if not self.tallies.can_run(cell):
+                continue
             if cell not in found or found[cell].wanted < check.wanted:
                 found[cell] = replace(check, cell=cell)
         return tuple(found.values())

@@ -138,8 +138,13 @@ class Table:
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """Return which combinations can be tried, as a boolean array in the shape of the lattice."""
-        return self.view.spread(self.can_run)
+        """Return which combinations can be or were tried, as a boolean array in the shape of the lattice."""
+        return self.view.spread(self.can_run | (self.counts.trials > 0))
+
+    def is_open(self, cell: Index) -> bool:
+        """Return whether a combination can still be tried."""
+        group = self.view.group[cell]
+        return bool(group >= 0 and self.can_run[group])
 
     def trials(self, cell: Index) -> int:
         """Return the number of trials of the group that the combination `cell` represents."""
@@ -372,7 +377,7 @@ class Table:
         else:
             corners = [(0,) * len(last), tuple(last)]
         stated = [end for end in (self.grid.good, self.grid.bad) if end is not None]
-        ends = [self.view.cells[self.view.group[end]] for end in stated if self.feasible[end]]
+        ends = [self.view.cells[self.view.group[end]] for end in stated if self.is_open(end)]
         places = np.argwhere(self.visible)
         if not len(places):
             return ends

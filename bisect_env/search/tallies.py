@@ -63,6 +63,10 @@ class Tallies:
         cell = self.groups.get(index)
         return cell is not None and cell not in self.aside
 
+    def is_known(self, index: Index) -> bool:
+        """Return whether a combination can still be tried, or has counted trials."""
+        return self.can_run(index) or self.groups.get(index) in self.per_group
+
     def counts(self, index: Index) -> tuple[int, int]:
         """Return (failures, counted trials) of the group of a combination.
 
@@ -75,6 +79,11 @@ class Tallies:
     def trials(self) -> int:
         """Return the number of counted trials so far."""
         return sum(trials for _, trials in self.per_group.values())
+
+    @property
+    def untried(self) -> int:
+        """Return the number of groups that can be tried and have no counted trial."""
+        return len({*self.groups.values()} - self.per_group.keys() - self.aside)
 
     def by_group(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
         """Add up `numbers` within each group of equivalent combinations that can still be run.

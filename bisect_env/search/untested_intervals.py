@@ -167,6 +167,9 @@ def untested_intervals(
         tallies: The counts, and which combinations can be run.
         bad_rate: Failure rate of bad combinations.
     """
+    if best.hypothesis.kind == "pair":
+        # Only the two combinations of the boundary are called good or bad.
+        return ()
     found: dict[tuple[int, ...], UntestedInterval] = {}
     for run in _runs(best, grid, tallies):
         key = (run.axis, *run.cells[0]) if _is_unordered(grid, run.axis) else (run.axis,)
@@ -196,7 +199,7 @@ def _runs(best: Answer, grid: Grid, tallies: Tallies) -> Iterator[_Run]:
         seen.add(axis)
         pivot = boundary.bad
         line = [(*pivot[:axis], i, *pivot[axis + 1 :]) for i in range(grid.shape[axis])]
-        line = [cell for cell in line if tallies.can_run(cell)]
+        line = [cell for cell in line if tallies.is_known(cell)]
         for is_bad, cells in itertools.groupby(line, best.hypothesis.is_bad):
             yield from _divided(axis, [(cell, tallies.counts(cell)) for cell in cells], is_bad, line, grid)
 
@@ -216,7 +219,7 @@ def _runs_beside(best: Answer, grid: Grid, tallies: Tallies) -> Iterator[tuple[I
         runs: list[_Run] = []
         for axis in others:
             line = [(*side[:axis], i, *side[axis + 1 :]) for i in range(grid.shape[axis])]
-            line = [cell for cell in line if tallies.can_run(cell)]
+            line = [cell for cell in line if tallies.is_known(cell)]
             counted = [(cell, sums.get((axis, cell[axis]), (0, 0))) for cell in line]
             runs += _divided(axis, counted, is_bad, line, grid)
         yield side, runs

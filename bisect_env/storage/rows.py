@@ -442,6 +442,7 @@ def _facts(row: TrialRow, key: str) -> dict[str, Any]:
         **{name: getattr(found, name) for name in _FACTS},
         "combination": combination_from(key, name_of(row)),
         "machine": Machine(*(getattr(found, name) for name in _MACHINE)),
+        "named": tuple(found.named),
     }
 
 

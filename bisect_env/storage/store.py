@@ -554,9 +554,11 @@ class Store:
             self.record_decision(study_id, kind, payload)
 
     def decisions(self, study_id: str) -> list[Decision]:
-        """Return all decisions of a study, in order."""
+        """Return all decisions of a study, in the order in which they were made."""
         with self.reading() as session:
-            query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
+            # A merge appends those of the other database, some of which may be older.
+            query = select(DecisionRow).where(DecisionRow.study_id == study_id)
+            query = query.order_by(col(DecisionRow.at), col(DecisionRow.id))
             return [rows.decision_of(row) for row in session.exec(query)]
 
     # -- combinations and locks ------------------------------------------------------------------------------
@@ -591,7 +593,7 @@ class Store:
         """Store the combinations of a study, with their statuses, before anything runs.
 
         A combination that is saved as `unlocked`, or as `solvable` with the lock that it has, keeps its
-        status and reason: findings of trials, and warnings of its environment.
+        status and reason (findings of trials, and warnings of its environment) unless it was excluded.
 
         Raises:
             ValueError: A lock is not stored.
@@ -611,8 +613,9 @@ class Store:
                     row = CombinationRow(study_id=study_id, key=key, status="", reason="")
                     session.add(row)
                     known[key] = row
-                elif state.status == CombinationStatus.UNLOCKED or (
-                    state.status == CombinationStatus.SOLVABLE and row.lock_hash == state.lock_hash
+                elif row.status != CombinationStatus.EXCLUDED and (
+                    state.status == CombinationStatus.UNLOCKED
+                    or (state.status == CombinationStatus.SOLVABLE and row.lock_hash == state.lock_hash)
                 ):
                     continue
                 if state.lock_hash != row.lock_hash:

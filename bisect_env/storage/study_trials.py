@@ -19,6 +19,7 @@ from sqlmodel import Session, col, delete, func, select
 from bisect_env.errors import StorageError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid
 from bisect_env.matrix.signatures import read_signature
+from bisect_env.secrets import has_gap
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.entries import AMPLIFIED, StoredTrial, Study
 from bisect_env.storage.tables import (
@@ -85,7 +86,7 @@ class StudyTrials:
         self.last = 0
         self._known: list[StoredTrial] = []
         self._written: dict[int, str] = {}
-        self._basis_written: tuple[Target, int] | None = None
+        self._basis_written: tuple[Target, int, frozenset[str]] | None = None
 
     def _state(self, session: Session) -> tuple[Any, ...]:
         """Return a key for caching: it changes when trials may count differently than before."""
@@ -104,13 +105,14 @@ class StudyTrials:
         return (found, *sorted(like_ends(session, self._study_id, self._ends)))
 
     @property
-    def basis(self) -> tuple[Target, int]:
-        """Return the target, and the number of changed environments, on which all evidence depends.
+    def basis(self) -> tuple[Target, int, frozenset[str]]:
+        """Return that on which all evidence depends beside the trials themselves.
 
-        A changed environment is noted when its files differ from what was installed. Evidence computed before
-        stays valid as long as both values are the same.
+        It is the target, the number of changed environments (noted when files differ from what was
+        installed), and what explains no failure because passes name it, too. Evidence computed before stays
+        valid as long as all values are the same.
         """
-        return self.target, self.changes
+        return self.target, self.changes, self.judge.discounted
 
     @property
     def target(self) -> Target:
@@ -245,6 +247,9 @@ class StudyTrials:
                     self._incomplete.add(row.trial_key)
                     continue
                 matched = output_matches(whole.record, self.judge.rule)
+                if not matched and (has_gap(whole.record.stdout) or has_gap(whole.record.stderr)):
+                    self._incomplete.add(row.trial_key)
+                    continue
             found.append((row, matched))
         return [(row, matched) for row, matched in found if row.trial_key not in self._incomplete]
 
@@ -398,7 +403,7 @@ def _question(session: Session, study: Study) -> tuple[Target, Places]:
     if rule.is_open:
         # What was made more frequent before the study's own trials is the failure that is meant.
         decided = select(DecisionRow).where(DecisionRow.study_id == study.id, DecisionRow.kind == AMPLIFIED)
-        first = session.exec(decided.order_by(col(DecisionRow.id))).first()
+        first = session.exec(decided.order_by(col(DecisionRow.at), col(DecisionRow.id))).first()
         signature = rows.decision_of(first).payload.get("signature") if first is not None else ""
         if signature:
             rule = dataclasses.replace(rule, signature=read_signature(str(signature)).stored())

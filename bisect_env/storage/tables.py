@@ -24,7 +24,7 @@ from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import Bytes, UtcDateTime
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of the schema. Raise it when a table changes."""
 
 APPLICATION_ID = 0x62656E76
@@ -160,6 +160,7 @@ class TrialRow(_Table, table=True):
     cpu: str
     gpu_model: str
     driver: str
+    named: list[str] = Field(sa_type=JSON)
 
 
 class MemberRow(_Table, table=True):

@@ -1,23 +1,29 @@
 """Copies studies between databases: export into a file, import from one, and merge.
 
 Existing rows are kept and new rows are added, so copying again changes nothing. If a study was continued in
-both databases, it gets the trials of both, and the verdict that was stored last. Rows are written in small
+both databases, it gets the trials of both, the versions that either added, and the verdict that knew more
+trials, which reports weigh anew. Rows are written in small
 transactions, so that studies can run on the target meanwhile. After a kill, the same command copies the
 rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.errors import StorageError, UsageError, expanded
+from bisect_env.matrix.grid import AxisKind
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.backend import speaking
 from bisect_env.storage.entries import LEARNT, CombinationStatus
@@ -123,6 +129,28 @@ def _values(row: Any, *without: str) -> dict[str, Any]:
     return {name: getattr(row, name) for name in type(row).__table__.columns.keys() if name not in without}  # noqa: SIM118
 
 
+def _knowledge(study: StudyRow) -> tuple[int, datetime]:
+    """Return what one copy of a study knew: the number of trials in its verdict, and its date."""
+    verdict = rows.study_of(study).verdict
+    return 0 if verdict is None else verdict.trials, study.updated_at
+
+
+def _joined_grid(mine: StudyRow, other: StudyRow) -> list[dict[str, Any]]:
+    """Return the axes of two copies of a study, with the releases that either of them added at its answer."""
+    axes = {axis.name: axis for axis in rows.study_of(other).definition.grid}
+    joined: list[AxisInfo] = []
+    for axis in rows.study_of(mine).definition.grid:
+        one = axes.get(axis.name, axis)
+        longer = max(axis, one, key=lambda which: len(which.values))
+        values = longer.values
+        if axis.kind is AxisKind.PACKAGE and not {*values} >= {*axis.values, *one.values}:
+            with contextlib.suppress(InvalidVersion):
+                values = tuple(sorted({*axis.values, *one.values}, key=Version))
+        passed_over = tuple(value for value in longer.passed_over if value not in values)
+        joined.append(longer.model_copy(update={"values": values, "passed_over": passed_over}))
+    return rows.grid_value(joined)
+
+
 class _Copier:
     def __init__(self, source: Store, reading: Session, target: Store) -> None:
         self._source = source
@@ -147,9 +175,12 @@ class _Copier:
             if known is None:
                 self.merged.new_studies += 1
                 session.add(StudyRow(**_values(study)))
-            elif study.updated_at > known.updated_at:
-                for name, value in _values(study, "id").items():
-                    setattr(known, name, value)
+            else:
+                grid = _joined_grid(known, study)
+                if _knowledge(study) > _knowledge(known):
+                    for name, value in _values(study, "id").items():
+                        setattr(known, name, value)
+                known.grid = grid
             blobs.put(session, self._contents(study))
             self._combinations(session, study.id)
             self._decisions(session, study.id)

@@ -13,13 +13,22 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from bisect_env.matrix.interpreter import is_python, python_options
 from bisect_env.trials.gpu_errors import SICK_XIDS, described, find_cuda_error
 from bisect_env.trials.harness_marks import NO_MARKS, Expected, Marks, mismatch
 from bisect_env.trials.records import Outcome, Phase
+from bisect_env.trials.runners import (
+    NAMED_SIGNALS,
+    LaunchedEnd,
+    is_summary,
+    launched_end,
+    no_test_ran,
+    runner_error_in,
+)
 from bisect_env.trials.tracebacks import FatalDump, Traceback, final_traceback, parse_fatal_dump
 
 # --------------------------------------------------------------------------------------------------
@@ -54,7 +63,10 @@ class ExitRecord:
         peak: Peak memory in bytes of the process, or of a child that it waited for; 0 if not known.
         stdout: Kept part of standard output, decoded.
         stderr: Kept part of standard error, decoded.
+        matched_in_gap: Patterns of the target that match in output that was not kept.
         stacks: Stacks that were read from the live process at the time limit, or "".
+        command: Program and arguments of the trial.
+        files: Names of the trial's own files.
         pid: Id of the process; for a container, the id of the engine's client process.
         iterations: Number of iterations of the script that were begun; 1 if the script is not repeated.
         state: State of the container after it ended, as the engine reported it; "" outside a container.
@@ -83,7 +95,10 @@ class ExitRecord:
     peak: int = 0
     stdout: str = ""
     stderr: str = ""
+    matched_in_gap: tuple[str, ...] = ()
     stacks: str = ""
+    command: Sequence[str] = ()
+    files: Sequence[str] = ()
     pid: int = 0
     iterations: int = 1
     state: str = ""
@@ -109,10 +124,14 @@ class ExitRecord:
 
         If the script ended by `sys.exit`, a traceback was only logged, and must stand in the last lines.
         """
-        found = final_traceback(self.stderr)
+        text = self.stderr
+        found = final_traceback(text)
+        if found is None and self.is_launcher and self.failed_alone:
+            text = self.launched_output
+            found = final_traceback(text)
         if found is None or self.marks.unhandled is not False:
             return found
-        return found if found.exception in tail(self.stderr, LAST_WORDS) else None
+        return found if found.exception in tail(text, LAST_WORDS) else None
 
     @cached_property
     def dump(self) -> FatalDump | None:
@@ -125,7 +144,70 @@ class ExitRecord:
         if self.timed_out:
             before, mark, after = text.partition("Fatal Python error: Aborted")
             text = before + mark + after.partition("Fatal Python error: ")[0]
-        return parse_fatal_dump(text)
+        found = parse_fatal_dump(text)
+        if found is None and self.is_launcher and self.failed_alone:
+            return parse_fatal_dump(self.launched_output)
+        return found
+
+    @cached_property
+    def is_launcher(self) -> bool:
+        """Return whether the command is a program that may run the script in a process of its own.
+
+        That is any program but an interpreter with a script or code, such as `make`, `sh` or `python -m nox`.
+        """
+        if not self.command:
+            return False
+        program, *arguments = self.command
+        if not is_python(program):
+            return not program.endswith(".py")
+        options = python_options(arguments)
+        if options is None:
+            return False
+        return options.end is None or arguments[options.end].startswith("-m")
+
+    @property
+    def launched_output(self) -> str:
+        """Return standard output, into which some launchers put all output of what they run.
+
+        It is "" if a test runner wrote it, because its tests may print anything.
+        """
+        return "" if any(map(is_summary, tail(self.stdout, 1).splitlines())) else self.stdout
+
+    @cached_property
+    def end(self) -> LaunchedEnd:
+        """Return how the script ended: by the process's own code, or as a launcher states it.
+
+        A dump of `faulthandler` shows the signal that ended a child, behind any launcher. For an interpreter
+        with a script it counts only if the script ended because of that.
+        """
+        code = self.returncode or 0
+        if not self.failed_alone or self.signal:
+            return LaunchedEnd(code)
+        if (number := self._signal_of_child()) and self.dump is not None:
+            return LaunchedEnd(-number, f"Fatal Python error: {self.dump.reason}")
+        return launched_end(code, self.stdout, self.stderr) if self.is_launcher else LaunchedEnd(code)
+
+    @property
+    def raised(self) -> Traceback | None:
+        """Return the traceback of the exception that ended the script; None if it ended in another way.
+
+        Python then exits with 1; launchers have codes of their own.
+        """
+        return self.traceback if self.end.code == 1 or self.is_launcher else None
+
+    def _signal_of_child(self) -> int:
+        number = NAMED_SIGNALS.get(self.dump.reason, 0) if self.dump is not None else 0
+        if not number or self.dump is None:
+            return 0
+        after = self.stderr.rpartition(self.dump.text)[2]
+        if len(after.splitlines()) > 2 * LAST_WORDS:
+            return 0  # the process went on for long after it
+        if self.is_launcher:
+            return int(number)
+        # A pool whose worker died raises an exception that says so; the dump stands before its traceback.
+        found = final_traceback(after)
+        lost = found is not None and _LOST_CHILD.search(f"{found.exception}: {found.message}")
+        return int(number) if lost else 0
 
     @cached_property
     def words(self) -> str:
@@ -162,11 +244,13 @@ class ExitRecord:
         decides. Otherwise a stack decides before a mark: the stack belongs to the thread that failed, but
         marks describe only the main thread and, after `exec`, still the program that was replaced.
         """
+        from_stacks = self.dump.phase if self.dump is not None else Phase.UNKNOWN
         if self.signal or self.timed_out or self.returncode is None:
             if self.marks.phase is Phase.TEARDOWN:
                 return Phase.TEARDOWN
-            from_stacks = self.dump.phase if self.dump is not None else Phase.UNKNOWN
             return self.marks.phase if from_stacks is Phase.UNKNOWN else from_stacks
+        if self.end.signal:
+            return from_stacks  # the marks are those of the launcher
         if self.traceback is not None:
             return Phase.IMPORT if self.traceback.while_importing else Phase.BODY
         if self.marks.finished:
@@ -193,6 +277,13 @@ _ABORT = re.compile(
     r")$",
     re.MULTILINE,
 )
+
+
+_LOST_CHILD = re.compile(
+    # concurrent.futures, joblib, Dask, Jupyter, torch, ray, subprocess.
+    r"Broken|Terminated|Killed|Dead|Crashed|Exited|\b(?:died|killed|crashed|terminated|exit\w*|signal|SIG[A-Z]+)"
+)
+"""Words of an exception that is raised because a child process ended."""
 
 
 def tail(text: str, lines: int) -> str:
@@ -223,12 +314,15 @@ class Classification:
         phase: Phase of the script in which the process ended, if known.
         code: Text that tells failures of the same outcome apart: the CUDA error, the signal's name, the
             exception or the exit code; "" if the outcome needs none.
+        named: What the output named, if that decided the outcome, such as the CUDA error; else "". It decides
+            nothing where trials that pass name it, too.
     """
 
     outcome: Outcome
     detail: str
     phase: Phase = Phase.UNKNOWN
     code: str = ""
+    named: str = ""
 
 
 Rule = Callable[[ExitRecord], Classification | None]
@@ -273,7 +367,7 @@ def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | N
     if error is None or error.outcome not in outcomes:
         return None
     code = f"CUDA error {error.number} ({error.runtime})"
-    return Classification(error.outcome, f"{code}: {error.text}", record.phase, code)
+    return Classification(error.outcome, f"{code}: {error.text}", record.phase, code, named=code)
 
 
 def gpu_sick(record: ExitRecord) -> Classification | None:
@@ -317,10 +411,13 @@ def killed_external(record: ExitRecord) -> Classification | None:
             Outcome.KILLED_EXTERNAL, "stopped (SIGSTOP) at the time limit, not by us", record.phase
         )
     # The kernel kills with SIGKILL only. Daemons that free memory early, such as earlyoom, send SIGTERM.
-    by_kernel = record.signal == signal.SIGKILL and record.oom_kills
-    if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not by_kernel:
-        name = signal_name(record.signal)
-        detail = f"{name}, not sent by us; if the script ends itself so, let it exit with a code instead"
+    number = record.signal or record.end.signal
+    by_kernel = number == signal.SIGKILL and record.oom_kills
+    if not record.killed_by_us and number in (signal.SIGKILL, signal.SIGTERM) and not by_kernel:
+        behind = "" if record.signal else f" ({_behind(record)})"
+        name = signal_name(number)
+        remedy = "if the script ends itself so, let it exit with a code instead"
+        detail = f"{name}{behind}, not sent by us; {remedy}"
         return Classification(Outcome.KILLED_EXTERNAL, detail, record.phase)
     return None
 
@@ -376,9 +473,14 @@ def _named_at_end(
 
 
 def skip(record: ExitRecord) -> Classification | None:
-    """Return `skip` if the exit code is 125, which asks to skip as in `git bisect run`, else None."""
-    if record.failed_alone and record.returncode == 125:
-        return Classification(Outcome.SKIP, "exit code 125", record.phase)
+    """Return `skip` if the exit code is 125, which asks to skip as in `git bisect run`, else None.
+
+    A launcher may print the code that it replaced by its own.
+    """
+    if record.failed_alone and record.end.code == 125:
+        printed = f": {record.end.words}" if record.end.words else ""
+        named = "exit code 125" if printed else ""
+        return Classification(Outcome.SKIP, f"exit code 125{printed}", record.phase, named=named)
     return None
 
 
@@ -392,29 +494,57 @@ _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared librari
 
 
 def not_runnable(record: ExitRecord) -> Classification | None:
-    """Return `not-runnable` if the command or script cannot be run (codes 126, 127; syntax), else None."""
+    """Return `not-runnable` if command or script cannot be run, or no test was judged, else None.
+
+    The command cannot be run if its exit code, or that which a launcher prints, is 126 or 127, and the script
+    cannot if it is missing or has a syntax error. Test runners say that they ran no test.
+    """
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
-        why = record.why or why
-        return Classification(Outcome.NOT_RUNNABLE, f"cannot execute the command: {why}", Phase.START)
-    if not record.failed_alone or _LOADER.search(tail(record.stderr, 3)):
+        is_missing = record.stage == "lookup" and not any(map(is_python, record.command[:1]))
+        named = MISSING_COMMAND if is_missing else ""
+        why = f"cannot execute the command: {record.why or why}"
+        return Classification(Outcome.NOT_RUNNABLE, why, Phase.START, named=named)
+    if record.returncode is None or record.returncode < 0 or record.killed_by_us:
+        return None
+    if why := no_test_ran(record.returncode, record.stdout, record.stderr):
+        return Classification(Outcome.NOT_RUNNABLE, f"{why} (exit code {record.returncode})", record.phase)
+    if record.returncode == 0 or _LOADER.search(tail(record.stderr, 3)):
         return None  # the dynamic loader exits with 127 as well, but that is an import error
-    if record.returncode in (126, 127):
-        return Classification(Outcome.NOT_RUNNABLE, f"exit code {record.returncode}", Phase.START)
+    if record.end.code in (126, 127):
+        detail = f"exit code {record.end.code}" + (f": {record.end.words}" if record.end.words else "")
+        return Classification(Outcome.NOT_RUNNABLE, detail, Phase.START, named=MISSING_COMMAND)
     return _script_unusable(record)
 
 
+MISSING_COMMAND = "missing command"
+"""What `Classification.named` is if a program is missing; where others pass, it went away with a version."""
+
+
 def _script_unusable(record: ExitRecord) -> Classification | None:
-    if record.returncode in (1, 2) and (match := _NO_SCRIPT.search(tail(record.stderr, 3))):
-        return Classification(Outcome.NOT_RUNNABLE, match[0], Phase.START)
+    match = _NO_SCRIPT.search(tail(record.stderr, 3))
+    if record.returncode in (1, 2) and match and _names_own_file(record, match[0]):
+        return Classification(Outcome.NOT_RUNNABLE, match[0], Phase.START, named=match[0])
     # A syntax error of the script itself is printed without a "Traceback" line, because no frame was entered.
     # A syntax error of an imported module is printed with that line.
     lines = tail(record.stderr, LAST_WORDS).splitlines()
     if record.returncode == 1 and lines and (match := _SYNTAX.match(lines[-1])):
-        is_placed = any(line.startswith('  File "') for line in lines) or _ENCODING.match(lines[-1])
-        if is_placed and record.traceback is None:
-            return Classification(Outcome.NOT_RUNNABLE, f"the script: {match[0]}", Phase.START)
+        place = next((line for line in lines if line.startswith('  File "')), "")
+        is_placed = bool(place) or _ENCODING.match(lines[-1])
+        # If the harness saw the script end by `sys.exit`, it ran, and the error is that of a child.
+        is_own = record.marks.unhandled is not False and _names_own_file(record, place or lines[-1])
+        if is_placed and is_own and record.traceback is None:
+            detail = f"the script: {match[0]}"
+            return Classification(Outcome.NOT_RUNNABLE, detail, Phase.START, named=match[0])
     return None
+
+
+def _names_own_file(record: ExitRecord, line: str) -> bool:
+    """Return whether an error is about the trial's script; programs that a script runs print the same."""
+    if not record.is_launcher:
+        script = next((word for word in record.command[1:] if not word.startswith("-")), "")
+        return "-c" in record.command or script.rpartition("/")[2] in line
+    return any(name.rpartition("/")[2] in line for name in record.files)
 
 
 def host_oom(record: ExitRecord) -> Classification | None:
@@ -422,7 +552,7 @@ def host_oom(record: ExitRecord) -> Classification | None:
 
     The process ended by SIGKILL, or by 137 from a shell.
     """
-    killed = record.signal == signal.SIGKILL or record.returncode == 128 + signal.SIGKILL
+    killed = signal.SIGKILL in (record.signal, record.end.signal, (record.returncode or 0) - 128)
     if killed and not record.killed_by_us and record.oom_kills:
         detail = "killed by the kernel for lack of memory"
         if record.peak:
@@ -457,29 +587,47 @@ def _hang_kind(record: ExitRecord) -> str:
 def crash(record: ExitRecord) -> Classification | None:
     """Return `crash` if a signal that bisect-env did not send ended the process, else None.
 
-    For SIGABRT, the detail contains the reason that was printed.
+    The signal may have ended a program that the process ran, if the process failed because of that. For
+    SIGABRT, the detail contains the reason that was printed.
     """
-    if not record.signal or record.killed_by_us:
+    number = record.signal or record.end.signal
+    if not number or record.killed_by_us:
         return None
-    name = signal_name(record.signal)
+    name = signal_name(number)
     where = "" if record.phase is Phase.UNKNOWN else f" in {record.phase}"
     cause = record.abort_cause if record.signal == signal.SIGABRT else ""
-    return Classification(
-        Outcome.CRASH, f"{name}{where}" + (f": {cause}" if cause else ""), record.phase, name
-    )
+    behind = "" if record.signal else f" ({_behind(record)})"
+    detail = f"{name}{where}{behind}" + (f": {cause}" if cause else "")
+    return Classification(Outcome.CRASH, detail, record.phase, name)
+
+
+def _behind(record: ExitRecord) -> str:
+    """Return the exit code of a launcher, and in which line it states how the program behind it ended."""
+    words = f": {record.end.words}" if record.end.words else ""
+    return f"exit code {record.returncode}{words}"
+
+
+def runner_error(record: ExitRecord) -> Classification | None:
+    """Return `runner-error` if a test runner was interrupted, or failed itself (pytest 2, 3), else None."""
+    if not record.failed_alone or record.signal:
+        return None
+    line = runner_error_in(record.stdout)
+    if not line:
+        return None
+    return Classification(Outcome.RUNNER_ERROR, f"{line} (exit code {record.returncode})", Phase.UNKNOWN)
 
 
 def import_error(record: ExitRecord) -> Classification | None:
     """Return `import-error` if an import failed, or the loader did not find a symbol, else None."""
     if not record.failed_alone or record.signal:
         return None
-    traceback = record.traceback
+    raised = record.raised
     if match := _LOADER.search(tail(record.stderr, 3)):
         why = match[0]
-    elif record.returncode == 1 and traceback is not None and _is_import_failure(traceback):
-        why = _one_line(traceback)
+    elif raised is not None and _is_import_failure(raised):
+        why = _one_line(raised)
     # `python -m` reports a missing module without a traceback.
-    elif record.returncode == 1 and (match := _NO_MODULE.search(tail(record.stderr, 1))):
+    elif record.end.code == 1 and (match := _NO_MODULE.search(tail(record.stderr, 1))):
         why = match[1]
     elif match := _COLLECTING.search(record.stdout):
         why = match[0]
@@ -508,10 +656,10 @@ def exit_fail(record: ExitRecord) -> Classification | None:
     """
     if record.returncode is None or record.returncode <= 0:
         return None
-    traceback = record.traceback
-    if record.returncode == 1 and traceback is not None:
-        return Classification(Outcome.EXIT_FAIL, _one_line(traceback), record.phase, _failure_code(record))
-    detail = f"exit code {record.returncode}"
+    if record.raised is not None:
+        detail = _one_line(record.raised)
+        return Classification(Outcome.EXIT_FAIL, detail, record.phase, _failure_code(record))
+    detail = _behind(record)
     if 128 < record.returncode <= 128 + signal.NSIG:
         # A shell whose child died of signal 11 exits with 139, but so does `exit(139)`: no proof of a crash.
         detail += f" (a shell reports {signal_name(record.returncode - 128)} so)"
@@ -519,13 +667,8 @@ def exit_fail(record: ExitRecord) -> Classification | None:
 
 
 def _failure_code(record: ExitRecord) -> str:
-    """Return the name of the exception that ended the process, or its exit code as text.
-
-    The exit code is returned if there is no traceback, or if the code is not 1.
-    """
-    if record.returncode == 1 and record.traceback is not None:
-        return record.traceback.exception
-    return str(record.returncode)
+    """Return the name of the exception that ended the script, or its exit code as text without one."""
+    return record.raised.exception if record.raised is not None else str(record.end.code)
 
 
 def passed(record: ExitRecord) -> Classification | None:
@@ -549,6 +692,7 @@ RULES: tuple[Rule, ...] = (
     hang,
     cuda_failure,
     crash,
+    runner_error,
     import_error,
     exit_fail,
     passed,
@@ -567,6 +711,25 @@ def classify(record: ExitRecord) -> Classification:
     unknown = Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
     found = next(answers, unknown)
     return replace(found, detail="; ".join([found.detail, *_notes(found, record)]))
+
+
+def named_in(record: ExitRecord, found: Classification) -> tuple[str, ...]:
+    """Return what the output of a process names that rules of text look for.
+
+    For a process that passed, this is what it would have been set aside for if it had failed with the same
+    words.
+
+    Args:
+        record: Exit record of the process.
+        found: Classification of that record.
+    """
+    if found.outcome is not Outcome.PASS:
+        return (found.named,) if found.named else ()
+    if not record.stderr.strip() and not record.stdout.strip():
+        return ()
+    failed = replace(record, returncode=1, marks=NO_MARKS)
+    answers = (rule(failed) for rule in (gpu_lost, unsupported, skip, not_runnable, cuda_failure))
+    return tuple(dict.fromkeys(answer.named for answer in answers if answer is not None and answer.named))
 
 
 def _notes(found: Classification, record: ExitRecord) -> list[str]:

@@ -20,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -332,7 +333,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
-        self._stderr = os.memfd_create("stderr")
+        self._stderr: int | None = None
         self._idle: list[Line] = []
 
     @contextmanager
@@ -411,9 +412,10 @@ class ForkServer:
 
     def _error_of_server(self) -> str:
         """Return what the server wrote to its standard error if it has ended, such as a failed import."""
-        said = os.pread(self._stderr, 100_000, 0).decode("utf-8", "replace").strip()
-        server = self.process
-        if said and server is not None:
+        server, stderr = self.process, self._stderr
+        if server is None or stderr is None:
+            return ""
+        if said := os.pread(stderr, 100_000, 0).decode("utf-8", "replace").strip():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(1.0)
                 return said
@@ -430,6 +432,9 @@ class ForkServer:
 
     def _start_server(self) -> None:
         self._discard()
+        if self._stderr is None:
+            with tempfile.TemporaryFile() as file:
+                self._stderr = os.dup(file.fileno())
         os.ftruncate(self._stderr, 0)
         os.lseek(self._stderr, 0, os.SEEK_SET)
         # Packets, so that one receive is one request with its descriptor.

@@ -21,7 +21,8 @@ from typing import Annotated
 from pydantic import AfterValidator, PlainSerializer, TypeAdapter
 
 from bisect_env.matrix.grid import Combination
-from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
+from bisect_env.matrix.signatures import FROM_BAD_END, read_signature, shown
+from bisect_env.trials.classify import MISSING_COMMAND, signal_name
 from bisect_env.trials.records import Evidence, Outcome, TrialFacts, TrialRecord
 from bisect_env.trials.signature import matches
 
@@ -75,6 +76,8 @@ class Target:
             condition.
         signature: Stored signature that the failure must match. `from-bad-end` means the signature of the
             first failure at the bad end, which is not known yet. "" sets no condition.
+        kinds: Kinds of failure (`exit-fail:ValueError`) or outcomes (`crash`) that a failure may have; empty
+            allows all.
     """
 
     outcomes: Annotated[frozenset[Outcome], _SORTED] = DEFAULT_OUTCOMES
@@ -82,6 +85,7 @@ class Target:
     exit_codes: Annotated[frozenset[int], _SORTED] = frozenset()
     output: tuple[str, ...] = ()
     signature: Annotated[str, AfterValidator(_as_stored)] = ""
+    kinds: Annotated[frozenset[str], _SORTED] = frozenset()
 
     @property
     def is_open(self) -> bool:
@@ -97,6 +101,7 @@ class Target:
         return replace(self, signature="")
 
 
+_ANY = Target()
 TARGET = TypeAdapter(Target)
 """Converter between targets and the JSON objects that are stored."""
 
@@ -107,13 +112,20 @@ def output_matches(record: TrialRecord, target: Target) -> bool:
     Return True if there are no patterns.
     """
     return not target.output or any(
-        re.search(pattern, text, re.MULTILINE)
+        pattern in record.matched_in_gap
+        or any(re.search(pattern, text, re.MULTILINE) for text in (record.stdout, record.stderr))
         for pattern in target.output
-        for text in (record.stdout, record.stderr)
     )
 
 
-def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = False) -> Evidence:
+def judge(
+    facts: TrialFacts,
+    target: Target,
+    *,
+    matched: bool,
+    repeated: bool = False,
+    discounted: Collection[str] = (),
+) -> Evidence:
     """Return what one trial means in a study: good, bad, other, skip or void.
 
     A failure that meets all conditions of the target is bad, a pass is good, and any other failure is other,
@@ -126,11 +138,14 @@ def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = 
         matched: Whether the output matches a pattern of the target (see `output_matches`).
         repeated: Whether an earlier trial of the combination failed to initialise CUDA, too. The first such
             failure is void.
+        discounted: What decides no outcome, because trials that pass name it, too (see `Judge.discounted`).
     """
     outcome = facts.outcome
+    if outcome is not Outcome.PASS and not set(facts.named).isdisjoint(discounted):
+        outcome = Outcome.CRASH if (facts.returncode or 0) < 0 else Outcome.EXIT_FAIL
     if outcome is Outcome.CUDA_INIT and not repeated:
         return Evidence.VOID
-    if matched and outcome in target.outcomes - NEVER_TARGET and _has_details(facts, target):
+    if matched and outcome in target.outcomes - NEVER_TARGET and _has_details(facts, outcome, target):
         if target.is_open:
             return Evidence.OTHER
         is_meant = not target.signature or matches(facts.signature, target.signature)
@@ -151,12 +166,73 @@ def judge_alone(record: TrialRecord, target: Target) -> Evidence:
     return judge(record, known, matched=output_matches(record, known), repeated=True)
 
 
-def _has_details(facts: TrialFacts, target: Target) -> bool:
+def unmet(facts: TrialFacts, target: Target, *, matched: bool) -> dict[str, str]:
+    """Return the conditions of a target that a failure does not meet, each with what was seen instead.
+
+    Args:
+        facts: Facts of the trial, which failed.
+        target: Failure that the study looks for.
+        matched: Whether its output matches a pattern of the target (see `output_matches`).
+    """
+    found: dict[str, str] = {}
     code = facts.returncode
-    if facts.outcome is Outcome.CRASH and target.signals:
-        return code is not None and -code in target.signals
-    if facts.outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and target.exit_codes:
-        return code in target.exit_codes
+    if facts.outcome not in target.outcomes:
+        return {"outcomes": str(facts.outcome)}
+    if not _has_details(facts, facts.outcome, replace(_ANY, signals=target.signals)):
+        found["signals"] = signal_name(-(code or 0))
+    if not _has_details(facts, facts.outcome, replace(_ANY, exit_codes=target.exit_codes)):
+        found["exit_codes"] = str(code)
+    if not matched:
+        found["output"] = "none of the patterns"
+    if target.kinds and not target.kinds & {kind_of(facts), str(facts.outcome)}:
+        found["kinds"] = kind_of(facts)
+    if target.signature and not target.is_open and not matches(facts.signature, target.signature):
+        found["signature"] = shown(facts.signature) or "none"
+    return found
+
+
+_STANDS_FIRST = (Evidence.VOID, Evidence.BAD, Evidence.OTHER, Evidence.SKIP, Evidence.GOOD)
+"""What the copies of a trial mean, the weightiest first: a loss of the machine may have made the others fail,
+and a copy that was skipped takes nothing away from one that failed."""
+
+
+def standing_for(copies: Sequence[TrialRecord], target: Target) -> TrialRecord:
+    """Return the record that stands for a trial of several copies: the one that means most for the study.
+
+    Args:
+        copies: The record of each copy, at least one.
+        target: Failure that the study looks for.
+    """
+
+    def weight(record: TrialRecord) -> tuple[int, int]:
+        evidence = judge_alone(record, target)
+        if record.outcome is Outcome.ENV_MISMATCH:
+            # All copies ran in the same environment, which is not the one that was asked for.
+            evidence = Evidence.VOID
+        return _STANDS_FIRST.index(evidence), list(Outcome).index(record.outcome)
+
+    return min(copies, key=weight)
+
+
+def kind_of(facts: TrialFacts) -> str:
+    """Return the kind of a failure: its outcome, and of an exit or an import also its exception or code.
+
+    How a crash or a hang is named beyond that differs from run to run.
+    """
+    if facts.outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and facts.signature:
+        return read_signature(facts.signature).kind
+    return str(facts.outcome)
+
+
+def _has_details(facts: TrialFacts, outcome: Outcome, target: Target) -> bool:
+    if target.kinds and not target.kinds & {kind_of(facts), str(outcome)}:
+        return False
+    # A launcher's exit code is another one than that of the program behind it, which the signature names.
+    behind = read_signature(facts.signature).kind.partition(":")[2] if facts.signature else ""
+    if outcome is Outcome.CRASH and target.signals:
+        return -(facts.returncode or 0) in target.signals or behind in map(signal_name, target.signals)
+    if outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and target.exit_codes:
+        return facts.returncode in target.exit_codes or behind in map(str, target.exit_codes)
     return True
 
 
@@ -271,6 +347,8 @@ class Judge:
         self._changed = changed
         self._seen: defaultdict[Combination, Behaviour] = defaultdict(Behaviour)
         self._first_init: dict[Combination, str] = {}
+        self._named_by_passes: set[str] = set()
+        self._named_by_failures: set[str] = set()
         self._from_bad_end = ""
         self._problems: TwoProblems | None = None
         self._is_stale = False
@@ -289,6 +367,11 @@ class Judge:
             return
         if facts.outcome is Outcome.CUDA_INIT:
             self._first_init.setdefault(combination, facts.trial_id)
+        if facts.outcome is Outcome.PASS:
+            # Where some version passes, a missing command went away with a version.
+            self._named_by_passes.update(facts.named, [MISSING_COMMAND])
+        else:
+            self._named_by_failures.update(facts.named)
         evidence = self._evidence(facts, self.rule.any_signature, matched=matched)
         if evidence not in (Evidence.GOOD, Evidence.BAD):
             return
@@ -323,7 +406,15 @@ class Judge:
 
     def _evidence(self, facts: TrialFacts, target: Target, *, matched: bool) -> Evidence:
         repeated = self._first_init.get(facts.combination, facts.trial_id) != facts.trial_id
-        return judge(facts, target, matched=matched, repeated=repeated)
+        return judge(facts, target, matched=matched, repeated=repeated, discounted=self.discounted)
+
+    @property
+    def discounted(self) -> frozenset[str]:
+        """Return what both failures and passes name, such as a CUDA error, and so explains no failure.
+
+        It changes with the trials, and with it the evidence of earlier ones.
+        """
+        return frozenset(self._named_by_passes & self._named_by_failures)
 
     @property
     def target(self) -> Target:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, TypeAdapter
 
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
+
+if TYPE_CHECKING:  # that module imports this one
+    from bisect_env.trials.judge import Target
 
 # --------------------------------------------------------------------------------------------------
 # Perturbations: circumstances (such as load on the CPUs) that do not change what the script is meant to do.
@@ -61,8 +64,8 @@ PERTURBATION = TypeAdapter(Perturbation)
 class Outcome(StrEnum):
     """What one process of a trial did (such as `crash` or `hang`), independent of any study.
 
-    The members are listed in order of precedence. If several copies of a script ran at once, the first
-    outcome in this order becomes the outcome of the trial.
+    The members are listed in order of precedence: of several copies of a script that mean the same for the
+    study, the one with the first outcome in this order stands for the trial.
     """
 
     HARNESS_ERROR = "harness-error"
@@ -80,6 +83,7 @@ class Outcome(StrEnum):
     CUDA_FAULT = "cuda-fault"
     CUDA_OOM = "cuda-oom"
     CUDA_INIT = "cuda-init"
+    RUNNER_ERROR = "runner-error"
     IMPORT_ERROR = "import-error"
     EXIT_FAIL = "exit-fail"
     PASS = "pass"
@@ -156,6 +160,8 @@ class TrialSpec:
         allow_host: Programs outside the environment that the command may start.
         under: Program of the host (with arguments) that starts the command, such as a debugger; empty if
             there is none.
+        target: Failure that the study looks for, which decides what copy stands for a trial of several; None
+            if it is not known.
     """
 
     trial_id: str
@@ -174,6 +180,7 @@ class TrialSpec:
     perturbation: Perturbation = NONE
     allow_host: tuple[str, ...] = ()
     under: tuple[str, ...] = ()
+    target: Target | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,7 @@ class TrialFacts:
         trial_id: Id of the trial, as in its `TrialSpec`.
         combination: Combination that was tested, as in the `TrialSpec`.
         lock_hash: Hash of the environment's lock, as in the `TrialSpec`.
-        outcome: Outcome of the trial; of several copies, the first in the order of `Outcome`.
+        outcome: Outcome of the trial; of several copies, that of the one that stands for them.
         detail: Reason for the outcome, in one readable line.
         returncode: Return code as in `subprocess`: negative for a signal; None if the process never started
             or could not be ended.
@@ -200,6 +207,8 @@ class TrialFacts:
         worker: Name of the worker on the host.
         gpu: UUIDs of the GPUs that the trial saw, separated by commas; "" without GPUs.
         machine: Properties of the machine on which the trial ran.
+        named: What its output names that rules of text look for, such as a CUDA error: of a failure what
+            decided its outcome, of a pass all that would have.
     """
 
     trial_id: str
@@ -219,6 +228,7 @@ class TrialFacts:
     worker: str = ""
     gpu: str = ""
     machine: Machine = UNKNOWN_MACHINE
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +239,7 @@ class TrialRecord(TrialFacts):
         stdout: Kept part of standard output, decoded with replacement characters.
         stderr: Kept part of standard error, decoded with replacement characters.
         stack: Stack that explains the outcome; "" if there is none.
+        matched_in_gap: Patterns of the target that match in output that was not kept.
         imported: Name of each distribution that the script really imported (and `python`) to its version;
             empty if the harness did not run.
     """
@@ -236,4 +247,5 @@ class TrialRecord(TrialFacts):
     stdout: str = ""
     stderr: str = ""
     stack: str = ""
+    matched_in_gap: tuple[str, ...] = ()
     imported: Mapping[str, str] = field(default_factory=dict)

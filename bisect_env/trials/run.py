@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Protocol
 
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
-from bisect_env.matrix.interpreter import is_python
 from bisect_env.secrets import without_passwords_in_code, without_proxy_logins, without_values
-from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk
+from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk, named_in
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.forks import SERVER, Line, fork, results
 from bisect_env.trials.harness_marks import (
@@ -39,7 +38,8 @@ from bisect_env.trials.harness_marks import (
     read_marks,
     repeated,
 )
-from bisect_env.trials.programs import SHELLS, resolve_program, why_outside
+from bisect_env.trials.judge import Target, standing_for
+from bisect_env.trials.programs import SHELLS, allowing, how_to_bring, resolve_program, why_outside
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
@@ -406,6 +406,7 @@ def _run_copy(line: Line, task: _Task) -> ExitRecord:
         without_values(text, spec.env) for text in (seen.stdout, seen.stderr, seen.stacks)
     )
     seen = replace(seen, stdout=stdout, stderr=stderr, stacks=stacks)
+    seen = replace(seen, command=spec.command, files=tuple(file.name for file in spec.files))
     return replace(seen, expected=expected, gpu_rate=rates[0] if rates else None, xids=xids)
 
 
@@ -458,6 +459,7 @@ def _run_in(
             directory.work,
             spec.timeout,
             spec.output_limit,
+            patterns=_patterns(spec),
             core=task.debug is not None,
             cpus=sorted(task.cpus),
             nice=spec.perturbation.nice,
@@ -473,6 +475,10 @@ def _run_in(
     return seen if iterations is None else replace(seen, iterations=iterations_begun(iterations))
 
 
+def _patterns(spec: TrialSpec) -> tuple[str, ...]:
+    return spec.target.output if spec.target is not None else ()
+
+
 def _program_here(task: _Task, path: str, cwd: Path) -> str | ExitRecord:
     """Return the path of the program to start on this host, or an exit record if it must not be started.
 
@@ -481,12 +487,7 @@ def _program_here(task: _Task, path: str, cwd: Path) -> str | ExitRecord:
     named, allowed = task.spec.command[0], task.spec.allow_host
     program = resolve_program(named, prefix_bin=task.prefix / "bin", python=task.python, path=path)
     if program is None:
-        why = "command not found: the environment's interpreter is called `python`"
-        if not is_python(named):
-            why = (
-                "command not found in the environment, nor on this host; add the package that brings it: "
-                f"`--with {named}`, or `packages: [{named}]` in a matrix"
-            )
+        why = f"command not found in the environment, nor on this host; {how_to_bring(named)}"
         return ExitRecord(returncode=None, stage="lookup", why=why)
     why = why_outside(program, named, prefix=task.prefix, python=task.python, cwd=cwd, allowed=allowed)
     return ExitRecord(returncode=None, stage="outside", why=why) if why else program
@@ -505,9 +506,8 @@ def _program_inside(task: _Task, inside: Inside) -> str | ExitRecord:
     if found is not None or named in SHELLS or named in allowed:
         return found or named
     why = (
-        f"{named} is not in the environment, and an image's own would run with the image's packages; add the "
-        f"package that brings it, such as `packages: [{named}]`, or, if the image's is meant, "
-        f"`allow_host: [{named}]` to `trial`"
+        f"{named} is not in the environment, and an image's own would run with the image's packages; "
+        f"{how_to_bring(named)}, or, if the image's is meant, {allowing(named)}"
     )
     return ExitRecord(returncode=None, stage="outside", why=why)
 
@@ -543,6 +543,7 @@ def _run_contained(
         top,
         task.spec.timeout,
         task.spec.output_limit,
+        patterns=_patterns(task.spec),
         elsewhere=contained.commands,
         contained=contained.first_process,
     )
@@ -577,30 +578,35 @@ def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
 
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:
-    found = [(classify(one), one) for one in exits]
-    chosen, one = min(found, key=lambda pair: list(Outcome).index(pair[0].outcome))
-    counts = Counter(classification.outcome for classification, _ in found)
-    return TrialRecord(
-        trial_id=spec.trial_id,
-        combination=spec.combination,
-        lock_hash=spec.lock_hash,
-        outcome=chosen.outcome,
-        detail=_detail(chosen, one, counts, spec),
-        returncode=one.returncode,
-        phase=chosen.phase,
-        started_at=started_at,
-        # For one copy, the run time of the script without preparation; for several, the time for all of them.
-        duration=one.duration if len(exits) == 1 and one.duration else elapsed,
-        stdout=one.stdout,
-        stderr=one.stderr,
-        stack=_stack(one)[-STACK_LIMIT:],
-        signature=signature(one, chosen),
-        hash_seed=spec.hash_seed,
-        copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
-        iterations=sum(one.iterations for one in exits) if spec.repeats > 1 else 0,
-        host=socket.gethostname(),
-        imported=imported_versions(one.expected, one.marks.imported),
-    )
+    found = [classify(one) for one in exits]
+    counts = Counter(one.outcome for one in found)
+    copies = [
+        TrialRecord(
+            trial_id=spec.trial_id,
+            combination=spec.combination,
+            lock_hash=spec.lock_hash,
+            outcome=chosen.outcome,
+            detail=_detail(chosen, one, counts, spec),
+            returncode=one.returncode,
+            phase=chosen.phase,
+            started_at=started_at,
+            # For one copy, the run time of the script without preparation; for several, the time for all.
+            duration=one.duration if len(exits) == 1 and one.duration else elapsed,
+            stdout=one.stdout,
+            stderr=one.stderr,
+            stack=_stack(one)[-STACK_LIMIT:],
+            signature=signature(one, chosen),
+            hash_seed=spec.hash_seed,
+            copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
+            iterations=sum(one.iterations for one in exits) if spec.repeats > 1 else 0,
+            host=socket.gethostname(),
+            imported=imported_versions(one.expected, one.marks.imported),
+            named=named_in(one, chosen),
+            matched_in_gap=one.matched_in_gap,
+        )
+        for chosen, one in zip(found, exits, strict=True)
+    ]
+    return standing_for(copies, spec.target or Target())
 
 
 def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], spec: TrialSpec) -> str:

@@ -31,7 +31,9 @@ the innermost frame of one of the two failures, because the outermost frames are
 _CUDA = frozenset(
     {Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT, Outcome.GPU_LOST, Outcome.UNSUPPORTED}
 )
-_FAILURES = _CUDA | {Outcome.HANG, Outcome.CRASH, Outcome.IMPORT_ERROR, Outcome.EXIT_FAIL}
+_FAILURES = _CUDA | {
+    *(Outcome.HANG, Outcome.CRASH, Outcome.RUNNER_ERROR, Outcome.IMPORT_ERROR, Outcome.EXIT_FAIL)
+}
 
 
 def signature(record: ExitRecord, found: Classification) -> str:
@@ -60,8 +62,8 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
     if found.outcome in (Outcome.CRASH, Outcome.HANG):
         if record.dump is not None and record.dump.current is not None:
             frames = record.dump.current.frames
-    elif record.returncode == 1 and record.traceback is not None:
-        frames = record.traceback.frames
+    elif record.raised is not None:
+        frames = record.raised.frames
     named = tuple(normalise_python(frame) for frame in frames if not frame.is_importlib)[:FRAMES]
     if named or found.outcome is not Outcome.CRASH:
         return named

@@ -17,6 +17,7 @@ import resource
 import select
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class Launch:
         cwd: Working directory of the process.
         timeout: Limit of the run time in seconds.
         output_limit: Maximum number of bytes kept of each of stdout and stderr.
+        patterns: Regular expressions to search for in output that is not kept.
         core: Whether the process may write a core file, up to the inherited hard limit.
         cpus: CPUs that the process may use; empty means those of the current process.
         nice: Amount added to the niceness of the process.
@@ -94,6 +96,7 @@ class Launch:
     cwd: Path
     timeout: float
     output_limit: int
+    patterns: Sequence[str] = ()
     core: bool = False
     cpus: Sequence[int] = ()
     nice: int = 0
@@ -149,27 +152,25 @@ class ContainerHold:
 
         The exit code is None if the command timed out.
         """
-        output = os.memfd_create("answer")
-        try:
-            done = subprocess.run(
-                command,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                # A file, because a daemon that the engine leaves behind would keep a pipe open.
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                timeout=ENGINE_LIMIT,
-                check=False,
-                start_new_session=True,
-            )
-            os.lseek(output, 0, os.SEEK_SET)
-            return done.returncode, os.read(output, 1_000_000).decode("utf-8", "replace")
-        except subprocess.TimeoutExpired:
-            return None, ""  # the engine hangs
-        except OSError:  # the engine was uninstalled meanwhile
-            return 127, ""
-        finally:
-            os.close(output)
+        # A file, because a daemon that the engine leaves behind would keep a pipe open.
+        with tempfile.TemporaryFile() as output:
+            try:
+                done = subprocess.run(
+                    command,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.DEVNULL,
+                    timeout=ENGINE_LIMIT,
+                    check=False,
+                    start_new_session=True,
+                )
+            except subprocess.TimeoutExpired:
+                return None, ""  # the engine hangs
+            except OSError:  # the engine was uninstalled meanwhile
+                return 127, ""
+            output.seek(0)
+            return done.returncode, output.read(1_000_000).decode("utf-8", "replace")
 
 
 def run_process(
@@ -221,7 +222,7 @@ class _Supervision:
         # First, because it can fail.
         self._hold = None if launch.elsewhere is None else ContainerHold(launch.elsewhere, launch.env)
         self._pipes = [os.pipe() for _ in range(2)]
-        self._streams = {reader: HeadTail(launch.output_limit) for reader, _ in self._pipes}
+        self._streams = {r: HeadTail(launch.output_limit, launch.patterns) for r, _ in self._pipes}
         self._poll = select.poll()
         self._main = 0
         self._status: int | None = None
@@ -413,6 +414,7 @@ class _Supervision:
     def record(self) -> ExitRecord:
         """Return what was observed of the process after it has ended."""
         stdout, stderr = (stream.text() for stream in self._streams.values())
+        matched_in_gap = {one for stream in self._streams.values() for one in stream.found}
         return ExitRecord(
             returncode=None if self._status is None else os.waitstatus_to_exitcode(self._status),
             timed_out=self._signalled,
@@ -427,6 +429,7 @@ class _Supervision:
             stdout=stdout,
             stderr=stderr,
             stacks=self._stacks,
+            matched_in_gap=tuple(sorted(matched_in_gap)),
             pid=self._main,
             state="" if self._hold is None else self._hold.state,
         )
@@ -468,8 +471,10 @@ def before_exec(parent: int, nice: int = 0) -> None:
 
 
 def _limit_core(*, wanted: bool) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    resource.setrlimit(resource.RLIMIT_CORE, (hard if wanted else 0, hard))
+    # Sandboxes may refuse it. Then the script has the limit of this command.
+    with contextlib.suppress(OSError):
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (hard if wanted else 0, hard))
     # The limit does not apply if the kernel pipes cores to a program (systemd-coredump, apport). Writing the
     # core of a process of 30 GB takes so long that its crash looks like a hang, so an unwanted core gets no
     # memory mappings. A wanted core gets private memory and the headers of libraries; memory that is shared

@@ -78,10 +78,10 @@ def test_export_and_merge(db: Path, tmp_path: Path, run: RunCommand) -> None:
     assert run("db", "export", str(file)) == (
         0,
         "",
-        f"{file} has 1 studies (1 new) and 1 trials (1 new)\n",
+        f"{file} has 1 study (1 new) and 1 trial (1 new)\n",
     )
     assert run("db", "export", str(file))[0] == 2
-    told = "read 1 studies (1 new) and 1 trials (1 new)\n"
+    told = "read 1 study (1 new) and 1 trial (1 new)\n"
     assert run("db", "merge", str(file), "--db", other) == (0, "", told)
     assert run("db", "merge", str(db), "--db", other) == (0, "", told.replace("1 new", "0 new"))
     assert run("db", "export", str(tmp_path / "x"), "--study", "gone")[0] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -328,6 +329,20 @@ def test_a_defect_ends_with_one_line_and_a_log(
     text = log.read_text(encoding="utf-8")
     assert "Traceback (most recent call last)" in text
     assert "second line" in text
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+def test_a_system_call_that_the_host_refuses_is_no_defect(
+    run: RunCommand, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))  # as a sandbox answers
+
+    monkeypatch.setattr(Store, "open", refused)
+    code, out, err = run("report")
+    assert (code, out) == (6, "")
+    assert err.startswith(f"error: this host refuses a system call: {os.strerror(number)} (")
+    assert "docs/reference/host.md" in err
 
 
 def test_a_defect_without_a_place_for_its_log(

@@ -172,9 +172,10 @@ def test_a_command_that_ran_nowhere_at_first_loses_no_combination(
         assert not [one for one in states if one.status is CombinationStatus.SET_ASIDE]
 
 
-def test_a_combination_in_which_the_command_cannot_be_run_is_not_tried_again(studies: Studies) -> None:
+def test_a_combination_in_which_no_test_is_judged_is_not_tried_again(studies: Studies) -> None:
     path = studies.matrix("", rest="search: {crash_rate: 1.0}")
-    (studies.folder / "script.py").write_text("[ $1 = 5 ] && exit 127; sleep 0.3; [ $1 -lt 6 ]\n")
+    nothing = "echo '=== no tests ran in 0.01s ==='; exit 5"
+    (studies.folder / "script.py").write_text(f"[ $1 = 5 ] && {{ {nothing}; }}; sleep 0.3; [ $1 -lt 6 ]\n")
     path.write_text(path.read_text().replace("python script.py", "sh script.py"))
     first = studies.run(path).report["verdict"]
     with Store.open(str(studies.db), read_only=True) as store:

@@ -21,6 +21,7 @@ def make_wheel(
     *,
     tag: str = "py3-none-any",
     requires: tuple[str, ...] = (),
+    extras: tuple[str, ...] = (),
     requires_python: str | None = None,
     modules: dict[str, str] | None = None,
     scripts: dict[str, str] | None = None,
@@ -34,6 +35,7 @@ def make_wheel(
     info = f"{module}-{version}.dist-info"
     metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
+    metadata += [f"Provides-Extra: {extra}" for extra in extras]
     if requires_python:
         metadata.append(f"Requires-Python: {requires_python}")
     files = {f"{module}.py": f"version = {version!r}\n", **(modules or {})}

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bisect_env.errors import MatrixError
 from bisect_env.matrix.grid import Combination
@@ -269,3 +270,47 @@ def test_a_comparison_is_no_end(tmp_path: Path, end: str, value: str) -> None:
     (problem,) = caught.value.problems
     assert problem.startswith(f"line 6: {end} has day: {value}, which is not on the axis; ")
     assert "did you mean" in problem or "choose from" in problem
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-m", "unittest", "discover", "-p", "test*.py"],
+        ["python", "-m", "black", "--check", "new.py"],
+        ["python", "here.py", "--output", "made.py"],
+        ["sh", "here.sh", "written.sh"],
+        ["sh", "-c", "echo ok", "none.sh"],
+        ["pytest", "-k", "not_a_file.py"],
+    ],
+)
+def test_a_word_that_looks_like_a_file_must_exist_only_where_a_script_stands(
+    tmp_path: Path, command: list[str]
+) -> None:
+    for name in ("here.py", "here.sh"):
+        (tmp_path / name).write_text("")
+    data = {
+        "version": 1,
+        "name": "words",
+        "axes": {"n": {"values": ["1", "2"]}},
+        "trial": {"command": command},
+    }
+    path = tmp_path / "m.yaml"
+    path.write_text(yaml.safe_dump(data))
+    assert {file.name for file in load_matrix(path).files} == {"here.py", "here.sh"} & {*command}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["python", "-u", "gone.py"], ["sh", "-e", "gone.sh"], ["./gone.sh"], ["python", "gone.py", "x"]],
+)
+def test_the_script_of_a_command_must_exist(tmp_path: Path, command: list[str]) -> None:
+    data = {
+        "version": 1,
+        "name": "words",
+        "axes": {"n": {"values": ["1", "2"]}},
+        "trial": {"command": command},
+    }
+    path = tmp_path / "m.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(MatrixError, match=r"gone\.\w+' does not exist beside the matrix"):
+        load_matrix(path)

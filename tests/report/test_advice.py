@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,7 +50,7 @@ def said(
     ("detail", "line"),
     [
         ("ModuleNotFoundError: No module named 'yaml'", "add `packages: [pyyaml]`"),
-        ("ModuleNotFoundError: No module named 'foo_bar.baz'", "`packages: [foo-bar]`"),
+        ("ModuleNotFoundError: No module named 'foo_bar.baz'", "that brings it: `packages: [NAME]`"),
         (
             "FileNotFoundError: [Errno 2] No such file or directory: 'data/in.csv'",
             "`files: [repro.py, data/in.csv]`",
@@ -84,8 +84,8 @@ def test_what_has_no_option_is_told_with_the_way_to_a_matrix_file() -> None:
     never = said(NEVER, asked=Asked.IN_WORDS, min_crash_rate=0.02)
     assert "use `--rate 0.007`, or make" in never
     assert "`search: {amplify: true}` in a matrix file (`--save` writes one)" in never
-    other = said(NEVER, [failure("MemoryError", "host-oom", "other", 9)], Asked.IN_WORDS)
-    assert "`bad: {outcomes: [host-oom]}` in `trial` of a matrix file (`--save` writes one)" in other
+    other = "\n".join(advice(NEVER, AXES, (), others(), {}, asked=Asked.IN_WORDS))
+    assert "host-oom, import-error]}` in `trial` of a matrix file (`--save` writes one)" in other
     (warning,) = verdict_warnings(NEVER, asked=Asked.IN_WORDS)
     assert "`solver: {dependencies: newest}` in a matrix file" in warning
 
@@ -202,8 +202,11 @@ def test_why_nothing_could_be_tried() -> None:
 
 def test_never_bad() -> None:
     assert "min_crash_rate: 0.002" in said(NEVER, min_crash_rate=0.02)
-    other = failure("MemoryError", "host-oom", "other", 9)
-    assert "`bad: {outcomes: [host-oom]}`" in said(NEVER, [other])
+    (other,) = advice(NEVER, AXES, (), others(), {})
+    assert other.startswith(
+        "9 trials failed in a way that is not counted, most as host-oom (no memory left): "
+    )
+    assert "`outcomes` lacks host-oom; to count it, write `bad: {outcomes: [crash, " in other
 
 
 def test_not_decided() -> None:
@@ -270,6 +273,12 @@ def test_a_last_good_combination_that_fails_too_is_told_with_what_to_ask() -> No
     assert good_side_warnings(answer, axes, 3, 142, 0.02) == [], "less often than anybody asked about"
     assert good_side_warnings(answer, axes, 0, 60, 0.02) == []
     assert good_side_warnings(VerdictDocument(culprit_axes=("python",)), axes, 0, 0, 0.02) == []
+
+
+def others() -> list[StoredTrial]:
+    """Nine trials that the host's memory ended."""
+    one = replace(stored("1", "", Evidence.OTHER), outcome=Outcome.HOST_OOM, detail="no memory left")
+    return [replace(one, matched=True)] * 9
 
 
 def stored(value: str, signature: str, evidence: Evidence = Evidence.BAD) -> StoredTrial:

@@ -190,7 +190,7 @@ def test_no_key_is_forgotten(report: Report) -> None:
     assert set(document) - {"schema"} == keys - {"schema"} | {"verdict", "combinations"}
     told = {key.removeprefix("verdict.") for key in needles(report) if key.startswith("verdict.")}
     # What these say is in the sentence, or in other keys; and other answers than this one have these.
-    said_elsewhere = {"kind", "bad_values", "directions", "boundaries", "trials"}
+    said_elsewhere = {"kind", "bad_values", "directions", "boundaries", "trials", "weighed", "pattern"}
     of_others = {"certain", "cleared", "compatibility", "table"}
     assert set(document["verdict"]) - told == said_elsewhere | of_others
     assert set(Format) == {"text", "html", "md", "json", "junit", "csv"}

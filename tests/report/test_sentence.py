@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bisect_env.answers import sentence as answers
+from bisect_env.answers.conclusion import verdict_document
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.verdict_document import ClearedCombination, VerdictDocument
-from bisect_env.engine.document import verdict_document
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.goals import Goal, search_towards

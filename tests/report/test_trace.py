@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.conclusion import verdict_document
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.engine.document import verdict_document
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis

@@ -20,7 +20,7 @@ import pytest
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.signatures import FROM_BAD_END
-from bisect_env.storage import backend, maintenance, transfer
+from bisect_env.storage import backend, maintenance, transfer, weighing
 from bisect_env.storage.entries import AMPLIFIED, counts_of
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
@@ -373,3 +373,68 @@ def test_of_two_databases_the_one_that_fails_is_named(
         holder.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageError, match=r"target\.sqlite is held by another process"):
             transfer.merge_databases(str(target), str(source))
+
+
+# -- what is latest after a merge --------------------------------------------------------------------------
+
+
+def two_copies(tmp_path: Path) -> tuple[Path, Path, str]:
+    """Return two databases with the same study, and its id."""
+    mine, other = tmp_path / "mine.sqlite", tmp_path / "other.sqlite"
+    with Store.open(str(mine)) as store:
+        study_id = opened_study(store).id
+    transfer.export(str(mine), other)
+    return mine, other, study_id
+
+
+def test_the_verdict_that_knew_more_trials_stays_however_old_it_is(tmp_path: Path) -> None:
+    mine, other, study_id = two_copies(tmp_path)
+    for path, trials in ((mine, 10), (other, 3)):  # the poorer one is newer
+        with Store.open(str(path)) as store:
+            store.update_study(study_id, "finished", VerdictDocument(trials=trials))
+    transfer.merge_databases(str(mine), str(other))
+    with Store.open(str(mine)) as store:
+        verdict = store.study(study_id).verdict
+        assert verdict is not None
+        assert verdict.trials == 10
+
+
+def test_versions_that_either_copy_added_stay(tmp_path: Path) -> None:
+    mine, other, study_id = two_copies(tmp_path)
+    for path, added in ((mine, "1.0.5"), (other, "1.0.7")):
+        with Store.open(str(path)) as store:
+            (axis,) = store.study(study_id).definition.grid
+            values = (axis.values[0], added, *axis.values[1:])
+            store.update_study(study_id, grid=[axis.model_copy(update={"values": values})])
+    transfer.merge_databases(str(mine), str(other))
+    with Store.open(str(mine)) as store:
+        (joined,) = store.study(study_id).definition.grid
+        assert joined.values == (axis.values[0], "1.0.5", "1.0.7", *axis.values[1:])
+
+
+def test_decisions_are_in_the_order_of_their_times(tmp_path: Path) -> None:
+    mine, other, study_id = two_copies(tmp_path)
+    for path, number in ((other, 1), (mine, 2)):  # the copy's is older, and gets the later row
+        with Store.open(str(path)) as store:
+            store.record_decision(study_id, "ask", {"n": number})
+    transfer.merge_databases(str(mine), str(other))
+    with Store.open(str(mine)) as store:
+        assert store.payloads(study_id, "ask") == [{"n": 1}, {"n": 2}]
+
+
+def test_a_verdict_of_too_many_combinations_to_weigh_is_not_confirmed_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighing, "_TOO_MANY", 1)
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study_id = opened_study(store).id
+        record_trial(store, study_id, record("1.0"))
+        digest = weighing.digest_of(store.trials(study_id))
+        document = VerdictDocument(status="confirmed", kind="all", trials=1, weighed=digest)
+        store.update_study(study_id, "finished", document)
+        assert weighing.weighed_study(store, store.study(study_id)).verdict == document
+        record_trial(store, study_id, record("2.0", Outcome.CRASH))
+        verdict = weighing.weighed_study(store, store.study(study_id)).verdict
+        assert verdict is not None
+        assert verdict.status == "none"
+        assert "before 1 trial" in verdict.reason
