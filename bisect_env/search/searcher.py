@@ -135,7 +135,9 @@ class Search(StudySearch):
 
     def _wanted_checks(self) -> list[Check]:
         known, best = self.known, self.verdict.best
-        clean = clean_checks(best, self.tallies, self.limits)
+        clean = [
+            one for one in clean_checks(best, self.tallies, self.limits) if self.tallies.can_run(one.cell)
+        ]
         if self.is_staged:
             return clean
         wanted: list[Check] = []

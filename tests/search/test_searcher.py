@@ -477,7 +477,8 @@ def test_what_passed_and_can_no_longer_be_run_is_not_forgotten() -> None:
     search.set_aside((2,))
     search.set_aside((4,))
     verdict = search.verdict
-    assert verdict.status is Status.CONFIRMED
+    # Twenty-five passes leave rates of a tenth possible.
+    assert verdict.status is Status.LIKELY
     assert verdict.best.last_good in ((2,), (4,))
     assert not verdict.best.hypothesis.is_bad((4,))
     assert not verdict.best.hypothesis.is_bad((2,))
