@@ -1,6 +1,6 @@
 """Plays studies to see whether 95 % means 95 %: with truths from the search's own prior, and with fixed ones.
 
-`python -m benchmarks.search calibration` plays those of the prior, `tests/search/test_calibration.py` both.
+`tests/search/test_calibration.py` plays both; `search_claims` looks at what people are shown.
 """
 
 from __future__ import annotations
