@@ -21,6 +21,8 @@ from benchmarks.search_worlds import Alone, grid_of
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 _COLOURS = {"bisect-env": "#1f6f8b", "git_bayesect": "#d9822b", "30 runs a step": "#c9b458"}
 _RATES = ("0,1", "0,0.5", "0,0.1", "0.01,0.1", "0.02,0.3", "0.05,0.15")
+_FEWEST = 10
+"""Minimum number of studies behind a point of the picture of claims."""
 _MODES = {"calibration:quick": "--quick", "": "default", "calibration:sure": "--sure"}
 
 Lines = Sequence[Mapping[str, Any]]
@@ -137,6 +139,8 @@ def _calibration(lines: Lines) -> Figure:
             count = sum(band["studies"] for band in bands)
             right = sum(band["right"] for band in bands)
             claimed = sum(band["claimed"] * band["studies"] for band in bands) / count
+            if count < _FEWEST:
+                continue
             # Laplace's estimate in the error, so that "all right" has one, too.
             smooth = (right + 1) / (count + 2)
             points.append((claimed, right / count, 2 * np.sqrt(smooth * (1 - smooth) / count)))
@@ -145,6 +149,8 @@ def _calibration(lines: Lines) -> Figure:
             x, y, error = zip(*points, strict=True)
             axes.errorbar(x, y, yerr=error, fmt="o", color=colour, label=label)
     axes.plot([0.5, 1], [0.5, 1], color="black", linewidth=0.8, linestyle="--")
+    axes.set_xlim(0.8, 1.005)
+    axes.set_ylim(0.8, 1.02)
     axes.set_xlabel("probability that was claimed")
     axes.set_ylabel("share that was right")
     axes.set_title(f"{total} studies of planted worlds")
