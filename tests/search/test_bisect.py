@@ -563,7 +563,8 @@ def test_frontiers_are_found_to_the_last_combination(
 ) -> None:
     one = Played(bad, direction)
     assert one.verdict.status is Status.CONFIRMED
-    assert one.stood_after <= most
+    # Each of the two last good ones passes a second time.
+    assert one.stood_after <= most + 2
     assert one.verdict.best.hypothesis.kind == "frontier"
     assert (one.verdict.best.hypothesis.bad_cells() == bad).all()
     assert is_true(one.verdict, bad)
