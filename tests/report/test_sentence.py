@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bisect_env.answers import sentence as answers
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.conclusion import verdict_document
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.verdict_document import ClearedCombination, VerdictDocument
@@ -314,6 +315,13 @@ def test_a_likely_answer_says_why_it_is_not_confirmed() -> None:
 def test_never_and_always(kind: str, reason: str) -> None:
     document = verdict([], None, None, status="none", kind=kind, reason=reason, probability=0.962, trials=80)
     assert sentence(document) == f"No verdict after 80 trials: {reason} (probability 96 %)"
+
+
+def test_never_bad_names_the_python_that_was_taken() -> None:
+    document = verdict([], None, None, status="none", kind="never", reason="never bad: none", trials=80)
+    one, two = (AxisInfo(name="python", values=values) for values in (("3.11",), ("3.11", "3.12")))
+    assert "never bad: none, on Python 3.11" in sentence(document, (one,))
+    assert "Python" not in sentence(document, (two,))
 
 
 def test_no_verdict_yet() -> None:
