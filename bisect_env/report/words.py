@@ -90,7 +90,9 @@ class Row:
             return "", "", ""
         bad, counted = self.bad, self.counted
         ends = clopper_pearson(bad, counted)
-        return str(bad), str(counted), f"{percent(bad / counted)} ({interval(*ends)})" if counted else ""
+        # One trial says nothing about a rate, and its interval would read as a doubt.
+        rate = f"{percent(bad / counted)}{f' ({interval(*ends)})' if counted > 1 else ''}" if counted else ""
+        return str(bad), str(counted), rate
 
     def _measured(self) -> list[CombinationReport]:
         own = [m for m in self.members if m.same_as is None]
