@@ -162,6 +162,11 @@ def left_out(count: int) -> str:
 _GAP = re.compile(r"\n\[… \d+ bytes left out …\]\n")
 
 
+def has_gap(text: str) -> bool:
+    """Return whether bytes were cut from the middle of an output."""
+    return _GAP.search(text) is not None
+
+
 def without_values(text: str, variables: Mapping[str, str], shortest: int = _SHORTEST_SECRET) -> str:
     """Return `text` with the values of secret variables (see `is_secret`) replaced by `***`.
 

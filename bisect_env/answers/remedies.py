@@ -6,6 +6,7 @@ from collections.abc import Container
 from enum import Enum, auto
 
 from bisect_env.matrix.ask import ENVIRONMENT
+from bisect_env.matrix.import_names import is_known_module, package_of_module
 
 
 class Asked(Enum):
@@ -37,11 +38,29 @@ class Asked(Enum):
             return "the two environments"
         return "`good` and `bad` in the matrix" if self is Asked.IN_FILE else "`--good` and `--bad`"
 
-    def add_package(self, package: str) -> str:
-        """Return advice on installing one more package in every environment, such as "add `--with numpy`"."""
+    def add_package(self, module: str, named_in: str = "") -> str:
+        """Return advice on installing the package that brings a module in every environment.
+
+        An index may have a package of any name, which can be somebody else's. So the package is named only
+        if a file of the project names it, or if it is well known to bring the module; then as a question.
+
+        Args:
+            module: Import name of the missing module.
+            named_in: Name of a requirements or lock file of the project that names the package, or "".
+        """
+        package = package_of_module(module)
+        if named_in:
+            return f"add {self._with(package)}, which {named_in} names"
+        if is_known_module(module):
+            return f"{package} usually brings it: add {self._with(package)}"
         if self is Asked.BETWEEN:
-            return f"add {package} to both environments"
-        return f"add `packages: [{package}]`" if self is Asked.IN_FILE else f"add `--with {package}`"
+            return "add the package that brings it to both environments"
+        return f"name the package that brings it: {self._with('NAME')}"
+
+    def _with(self, package: str) -> str:
+        if self is Asked.BETWEEN:
+            return f"{package} to both environments"
+        return f"`packages: [{package}]`" if self is Asked.IN_FILE else f"`--with {package}`"
 
     def add_option(self, option: str, lines: str) -> str:
         """Return advice to change a setting: add `option` to the command, or write `lines` in the file."""

@@ -37,6 +37,7 @@ from bisect_env.matrix.ask import (
 from bisect_env.matrix.files import StudyFile, file_at, full_command, travelling
 from bisect_env.matrix.inline import InlineMetadata, inline_metadata
 from bisect_env.matrix.load import Matrix, asked_matrix, load_matrix, repository_at
+from bisect_env.matrix.project import how_to_take, left_behind
 from bisect_env.matrix.schema import LEAST_RATE, CommitAxis, SearchLimits
 from bisect_env.storage.shared_text import shared_matrix_text
 from bisect_env.temporary import replacing
@@ -94,6 +95,10 @@ class TrialFlags:
         str, opt("--timeout TIME", "Time limit per trial; longer counts as a hang; default: 60s.", TRIAL)
     ] = ""
     env: Annotated[_Texts, opt("--env NAME=VALUE", "Environment variable of every trial.", TRIAL)] = None
+    allow_host: Annotated[
+        _Texts,
+        opt("--allow-host PROGRAM", "Program of this host that the command may start: make, timeout.", TRIAL),
+    ] = None
     gpus: Annotated[
         float | None,
         opt(
@@ -270,6 +275,8 @@ def ask(flags: Flags, words: Sequence[str]) -> Matrix:
         UsageError: The question is incomplete or contradictory.
     """
     question, files = _commits(flags, words) if flags.git else _releases(flags, words)
+    names = (one.name for one in question.moving)
+    refuse_left_behind(files, [*names, *question.with_packages, *question.inline.dependencies])
     # With conda, Python comes from a channel, not from this host.
     installed: Callable[[], Iterable[str]] = tuple if question.channels else installed_pythons
     return checked(question_data(question, installed=installed), files)
@@ -440,6 +447,7 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
             "files": list(places),
             "timeout": flags.timeout,
             "env": _environment_variables(flags.env or ()),
+            "allow_host": list(flags.allow_host or ()),
             "gpus": flags.gpus,
         },
         name=flags.name,
@@ -451,6 +459,30 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
         pythons=tuple(one.strip() for text in more.python or () for one in text.split(",")),
     )
     return question, tuple(file_at(name, place) for name, place in places.items())
+
+
+def refuse_left_behind(files: Sequence[StudyFile], named: Iterable[str]) -> None:
+    """Raise an error if a script imports a local module that does not come along with it.
+
+    Args:
+        files: Files that come along.
+        named: Packages, or requirements, that the environments have.
+
+    Raises:
+        UsageError: A module of the current directory does not come along.
+    """
+    packages = [match[0] for text in named if (match := _NAME.match(text))]
+    found = left_behind(files, Path.cwd(), packages)
+    if found is not None:
+        script, place = found
+        raise UsageError(
+            f"{script} imports {place}, which lies here and is not copied into the trials",
+            remedy=f"add `{how_to_take(place)}`",
+        )
+
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+"""The name at the beginning of a requirement."""
 
 
 def _absolute(path: str) -> str:

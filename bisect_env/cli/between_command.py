@@ -12,7 +12,7 @@ import typer
 
 from bisect_env.answers.chapters import TracedReport
 from bisect_env.answers.explanation import Explanation
-from bisect_env.cli.asking import SOURCES, TrialFlags, asked_command, checked
+from bisect_env.cli.asking import SOURCES, TrialFlags, asked_command, checked, refuse_left_behind
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import conduct, reporting
@@ -102,6 +102,7 @@ def between(
     with reporting("between", shown, view):
         question, files = asked_command(flags, words[2:])
         ends = read_ends(words[0], words[1], python=python, stored=stored)
+        refuse_left_behind(files, (one.name for end in (ends.good, ends.bad) for one in end.packages))
         for line in (ends.good.summary(), ends.bad.summary(), *(f"note: {text}" for text in ends.notes)):
             view(events.Said(line))
         good, bad = ends.wholes

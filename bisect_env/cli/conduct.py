@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from bisect_env.answers.remedies import Asked
 from bisect_env.cli.log import start_log
@@ -26,6 +27,7 @@ from bisect_env.errors import (
 )
 from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.project import file_naming, how_to_take, local_module
 from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
 from bisect_env.search.goals import Goal
@@ -121,6 +123,15 @@ def conduct(
         return Report.read(report)
 
 
+def _how_to_bring(matrix: Matrix, module: str, asked: Asked) -> str:
+    """Return how to bring a missing module into the trials: a local file, or the package that has it."""
+    folder = Path.cwd() if matrix.path is None else matrix.path.parent
+    if place := local_module(module, folder, [file.name for file in matrix.files]):
+        option = asked.add_option(how_to_take(place), f"files: [{place}]")
+        return f"{place} lies beside what is run and was not copied into the trials: {option}"
+    return asked.add_package(module, file_naming(package_of_module(module), folder))
+
+
 def _forgotten(matrix: Matrix, module: str, *, everywhere: bool) -> Exception:
     """Return the error to raise if the command imports a module that is not installed in the environments.
 
@@ -136,5 +147,5 @@ def _forgotten(matrix: Matrix, module: str, *, everywhere: bool) -> Exception:
     return UsageError(
         what,
         tried="several environments, before anything was searched" if everywhere else None,
-        remedy=f"{asked.add_package(package_of_module(module))}, which brings it",
+        remedy=_how_to_bring(matrix, module, asked),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
+import shlex
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -198,6 +200,7 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
             "nothing to run was given",
             remedy="end the line with a script (`repro.py`), or with `--` and a command",
         )
+    _refuse_no_program(words, folder)
     if _is_range(words[0]):
         raise UsageError(
             f"{words[0]!r} is a package with a range, and stands where a script or a command is expected",
@@ -215,6 +218,29 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
             f"the script {script} does not exist", remedy=near_file(folder / script, (".py", *_SHELLS))
         )
     return (*program, *words)
+
+
+def _refuse_no_program(words: Sequence[str], folder: Path) -> None:
+    """Raise an error if the first word of a command is an assignment, a notebook or another file."""
+    first, place = words[0], folder / words[0]
+    if _ASSIGNMENT.fullmatch(first) and "==" not in first:
+        remedy = f"let `env` set it: `-- env {shlex.join(words)}`, or use `--env`"
+        raise UsageError(f"{first!r} is no program: it sets a variable", remedy=remedy)
+    if not Path(first).suffix and "/" not in first:
+        return
+    if first.endswith(".ipynb"):
+        remedy = f"execute it: `--with nbclient --with ipykernel -- jupyter execute {shlex.join(words)}`"
+        raise UsageError(f"{first} is a notebook, no program", remedy=remedy)
+    if os.path.isdir(place):  # noqa: PTH112 -- a word may be too long for a path
+        remedy = f"name a program first: `-- pytest {first}`"
+        raise UsageError(f"{first} is a directory, no program", remedy=remedy)
+    is_script = Path(first).suffix in (".py", ".pyw", *_SHELLS)
+    if os.path.isfile(place) and not is_script and not os.access(place, os.X_OK):  # noqa: PTH113
+        remedy = f"name the program that reads it first, or make it executable (`chmod +x {first}`)"
+        raise UsageError(f"{first} is a file that cannot be executed", remedy=remedy)
+
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
 def _is_range(word: str) -> bool:

@@ -25,3 +25,8 @@ def package_of_module(module: str) -> str:
     """Return the name of the package that usually provides a module: `pyyaml` for `yaml.sub`."""
     top = str(canonicalize_name(module.partition(".")[0]))
     return IMPORTED_AS.get(top, top)
+
+
+def is_known_module(module: str) -> bool:
+    """Return whether it is well known which package provides a module, so that a guess cannot be wrong."""
+    return str(canonicalize_name(module.partition(".")[0])) in IMPORTED_AS

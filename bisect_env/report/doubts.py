@@ -19,7 +19,6 @@ from bisect_env.answers.sentence import side_names
 from bisect_env.answers.untrusted import clean, command_line, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Combination, Direction
-from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.schema import LEAST_RATE
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.matrix.versions import between
@@ -552,11 +551,8 @@ def _why_always(
     said = f"{first.detail}\n{first.stack}"
     often = "every bad trial" if first.trials == total else f"{first.trials} of {total} bad trials"
     if match := _NO_MODULE.search(said):
-        package = package_of_module(match[1])
-        yield (
-            f"in {often} the module {match[1]} is missing: if no axis is to bring it, "
-            f"{asked.add_package(package)}"
-        )
+        advice = asked.add_package(match[1])
+        yield f"in {often} the module {match[1]} is missing: if no axis is to bring it, {advice}"
     elif match := _NO_FILE.search(said):
         files = json.dumps([*scripts, match[1]], ensure_ascii=False).replace('"', "")
         option = command_line("--files", match[1])

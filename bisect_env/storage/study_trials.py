@@ -19,6 +19,7 @@ from sqlmodel import Session, col, delete, func, select
 from bisect_env.errors import StorageError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid
 from bisect_env.matrix.signatures import read_signature
+from bisect_env.secrets import has_gap
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.entries import AMPLIFIED, StoredTrial, Study
 from bisect_env.storage.tables import (
@@ -246,6 +247,9 @@ class StudyTrials:
                     self._incomplete.add(row.trial_key)
                     continue
                 matched = output_matches(whole.record, self.judge.rule)
+                if not matched and (has_gap(whole.record.stdout) or has_gap(whole.record.stderr)):
+                    self._incomplete.add(row.trial_key)
+                    continue
             found.append((row, matched))
         return [(row, matched) for row, matched in found if row.trial_key not in self._incomplete]
 

@@ -63,6 +63,7 @@ class ExitRecord:
         peak: Peak memory in bytes of the process, or of a child that it waited for; 0 if not known.
         stdout: Kept part of standard output, decoded.
         stderr: Kept part of standard error, decoded.
+        matched_in_gap: Patterns of the target that match in output that was not kept.
         stacks: Stacks that were read from the live process at the time limit, or "".
         command: Program and arguments of the trial.
         files: Names of the trial's own files.
@@ -94,6 +95,7 @@ class ExitRecord:
     peak: int = 0
     stdout: str = ""
     stderr: str = ""
+    matched_in_gap: tuple[str, ...] = ()
     stacks: str = ""
     command: Sequence[str] = ()
     files: Sequence[str] = ()

@@ -112,9 +112,9 @@ def output_matches(record: TrialRecord, target: Target) -> bool:
     Return True if there are no patterns.
     """
     return not target.output or any(
-        re.search(pattern, text, re.MULTILINE)
+        pattern in record.matched_in_gap
+        or any(re.search(pattern, text, re.MULTILINE) for text in (record.stdout, record.stderr))
         for pattern in target.output
-        for text in (record.stdout, record.stderr)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -67,15 +68,44 @@ def why_outside(
         return _why_interpreter_outside(path, named, prefix, python, allowed)
     if path.name in SHELLS or not path.exists():
         return ""
-    package = "pytest" if path.name == "py.test" else path.name
-    if is_python(path.name):
-        remedy = "call it `python`, which is the environment's"
-    else:
-        remedy = f"add the package that brings it: `--with {package}`, or `packages: [{package}]` in a matrix"
     return (
         f"{named} is not in the environment, and {path} would run with this host's packages; "
-        f"{remedy}, or, if the host's is meant, `allow_host: [{path.name}]` to `trial`"
+        f"{how_to_bring(path.name)}, or, if the host's is meant, {allowing(path.name)}"
     )
+
+
+_OWN_NAME = ("pytest", "nox", "tox", "coverage", "ruff", "mypy", "black", "flake8", "pylint", "ipython")
+_PACKAGES = {
+    **{name: name for name in (*_OWN_NAME, "accelerate", "asv", "dvc", "invoke", "papermill", "snakemake")},
+    "py.test": "pytest",
+    "jupyter": "jupyter-core",
+    "torchrun": "torch",
+    "sphinx-build": "sphinx",
+}
+"""Programs whose package is well known. An index may have a package of any other name, which can be somebody
+else's; `timeout` and `parallel` are no programs there."""
+_INTERPRETER = re.compile(r"(?:python|pypy|graalpy)[\d.]*[a-z]*")
+
+
+def how_to_bring(program: str) -> str:
+    """Return advice on how a program comes into the environment.
+
+    Args:
+        program: Name of the program, without a directory.
+    """
+    if is_python(program):
+        return "call it `python`, which is the environment's"
+    if _INTERPRETER.fullmatch(program):
+        return "call it `python`; builds without the GIL, debug builds and PyPy are passed over"
+    package = _PACKAGES.get(program)
+    if package is None:
+        return "name the package that brings it (`--with`, or `packages` in a matrix)"
+    return f"add the package that brings it: `--with {package}`, or `packages: [{package}]` in a matrix"
+
+
+def allowing(program: str) -> str:
+    """Return advice on how to allow a program from outside the environment."""
+    return f"`--allow-host {program}`, or `allow_host: [{program}]` to `trial` of a matrix"
 
 
 def _why_interpreter_outside(
@@ -97,8 +127,7 @@ def _why_interpreter_outside(
         return ""
     return (
         f"{named} begins with `#!{interpreter}`, which is not the environment's and has the host's packages; "
-        f"write `#!/usr/bin/env {interpreter.name}`, or, if the host's is meant, "
-        f"`allow_host: [{interpreter.name}]` to `trial`"
+        f"write `#!/usr/bin/env {interpreter.name}`, or, if the host's is meant, {allowing(interpreter.name)}"
     )
 
 

@@ -239,6 +239,7 @@ class TrialRecord(TrialFacts):
         stdout: Kept part of standard output, decoded with replacement characters.
         stderr: Kept part of standard error, decoded with replacement characters.
         stack: Stack that explains the outcome; "" if there is none.
+        matched_in_gap: Patterns of the target that match in output that was not kept.
         imported: Name of each distribution that the script really imported (and `python`) to its version;
             empty if the harness did not run.
     """
@@ -246,4 +247,5 @@ class TrialRecord(TrialFacts):
     stdout: str = ""
     stderr: str = ""
     stack: str = ""
+    matched_in_gap: tuple[str, ...] = ()
     imported: Mapping[str, str] = field(default_factory=dict)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Protocol
 
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
-from bisect_env.matrix.interpreter import is_python
 from bisect_env.secrets import without_passwords_in_code, without_proxy_logins, without_values
 from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk, named_in
 from bisect_env.trials.cores import Debug
@@ -40,7 +39,7 @@ from bisect_env.trials.harness_marks import (
     repeated,
 )
 from bisect_env.trials.judge import Target, standing_for
-from bisect_env.trials.programs import SHELLS, resolve_program, why_outside
+from bisect_env.trials.programs import SHELLS, allowing, how_to_bring, resolve_program, why_outside
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
@@ -460,6 +459,7 @@ def _run_in(
             directory.work,
             spec.timeout,
             spec.output_limit,
+            patterns=_patterns(spec),
             core=task.debug is not None,
             cpus=sorted(task.cpus),
             nice=spec.perturbation.nice,
@@ -475,6 +475,10 @@ def _run_in(
     return seen if iterations is None else replace(seen, iterations=iterations_begun(iterations))
 
 
+def _patterns(spec: TrialSpec) -> tuple[str, ...]:
+    return spec.target.output if spec.target is not None else ()
+
+
 def _program_here(task: _Task, path: str, cwd: Path) -> str | ExitRecord:
     """Return the path of the program to start on this host, or an exit record if it must not be started.
 
@@ -483,12 +487,7 @@ def _program_here(task: _Task, path: str, cwd: Path) -> str | ExitRecord:
     named, allowed = task.spec.command[0], task.spec.allow_host
     program = resolve_program(named, prefix_bin=task.prefix / "bin", python=task.python, path=path)
     if program is None:
-        why = "command not found: the environment's interpreter is called `python`"
-        if not is_python(named):
-            why = (
-                "command not found in the environment, nor on this host; add the package that brings it: "
-                f"`--with {named}`, or `packages: [{named}]` in a matrix"
-            )
+        why = f"command not found in the environment, nor on this host; {how_to_bring(named)}"
         return ExitRecord(returncode=None, stage="lookup", why=why)
     why = why_outside(program, named, prefix=task.prefix, python=task.python, cwd=cwd, allowed=allowed)
     return ExitRecord(returncode=None, stage="outside", why=why) if why else program
@@ -507,9 +506,8 @@ def _program_inside(task: _Task, inside: Inside) -> str | ExitRecord:
     if found is not None or named in SHELLS or named in allowed:
         return found or named
     why = (
-        f"{named} is not in the environment, and an image's own would run with the image's packages; add the "
-        f"package that brings it, such as `packages: [{named}]`, or, if the image's is meant, "
-        f"`allow_host: [{named}]` to `trial`"
+        f"{named} is not in the environment, and an image's own would run with the image's packages; "
+        f"{how_to_bring(named)}, or, if the image's is meant, {allowing(named)}"
     )
     return ExitRecord(returncode=None, stage="outside", why=why)
 
@@ -545,6 +543,7 @@ def _run_contained(
         top,
         task.spec.timeout,
         task.spec.output_limit,
+        patterns=_patterns(task.spec),
         elsewhere=contained.commands,
         contained=contained.first_process,
     )
@@ -603,6 +602,7 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
             host=socket.gethostname(),
             imported=imported_versions(one.expected, one.marks.imported),
             named=named_in(one, chosen),
+            matched_in_gap=one.matched_in_gap,
         )
         for chosen, one in zip(found, exits, strict=True)
     ]

@@ -82,6 +82,7 @@ class Launch:
         cwd: Working directory of the process.
         timeout: Limit of the run time in seconds.
         output_limit: Maximum number of bytes kept of each of stdout and stderr.
+        patterns: Regular expressions to search for in output that is not kept.
         core: Whether the process may write a core file, up to the inherited hard limit.
         cpus: CPUs that the process may use; empty means those of the current process.
         nice: Amount added to the niceness of the process.
@@ -95,6 +96,7 @@ class Launch:
     cwd: Path
     timeout: float
     output_limit: int
+    patterns: Sequence[str] = ()
     core: bool = False
     cpus: Sequence[int] = ()
     nice: int = 0
@@ -220,7 +222,7 @@ class _Supervision:
         # First, because it can fail.
         self._hold = None if launch.elsewhere is None else ContainerHold(launch.elsewhere, launch.env)
         self._pipes = [os.pipe() for _ in range(2)]
-        self._streams = {reader: HeadTail(launch.output_limit) for reader, _ in self._pipes}
+        self._streams = {r: HeadTail(launch.output_limit, launch.patterns) for r, _ in self._pipes}
         self._poll = select.poll()
         self._main = 0
         self._status: int | None = None
@@ -412,6 +414,7 @@ class _Supervision:
     def record(self) -> ExitRecord:
         """Return what was observed of the process after it has ended."""
         stdout, stderr = (stream.text() for stream in self._streams.values())
+        matched_in_gap = {one for stream in self._streams.values() for one in stream.found}
         return ExitRecord(
             returncode=None if self._status is None else os.waitstatus_to_exitcode(self._status),
             timed_out=self._signalled,
@@ -426,6 +429,7 @@ class _Supervision:
             stdout=stdout,
             stderr=stderr,
             stacks=self._stacks,
+            matched_in_gap=tuple(sorted(matched_in_gap)),
             pid=self._main,
             state="" if self._hold is None else self._hold.state,
         )

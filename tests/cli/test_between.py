@@ -177,7 +177,7 @@ def test_a_missing_module_is_named_before_anything_is_searched(user: Asking) -> 
     # Which sentence it is depends on whether the bad one was built before the good one had failed twice.
     assert "the module 'numpy', which the command imports" in done.stderr
     # `between` has no option `--with`.
-    assert "add numpy to both environments" in done.stderr
+    assert "add the package that brings it to both environments" in done.stderr
 
 
 def test_what_cannot_be_compared(user: Asking, tmp_path: Path) -> None:

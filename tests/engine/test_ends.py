@@ -122,3 +122,16 @@ def test_no_test_of_a_name_is_no_answer_about_versions(studies: Studies) -> None
     reasons = {row["reason"] for row in report["combinations"] if row["status"] == "set-aside"}
     assert reasons
     assert all("no test ran" in reason for reason in reasons)
+
+
+def test_a_pattern_is_searched_in_all_that_is_printed(studies: Studies) -> None:
+    """The message stands between two times as much as is kept of an output."""
+    script = """
+        import sys
+        level = int(sys.argv[1])
+        noise = "progress of a long job, one line of many\\n" * 60_000
+        sys.stdout.write(noise + ("checksum mismatch\\n" if level >= 5 else "") + noise)
+        sys.exit(level >= 3)
+    """
+    report = asked(studies, script, trial='bad: {output: ["^checksum mismatch$"]}').report
+    assert (label(report, "last_good"), label(report, "first_bad")) == ("2", "5")

@@ -50,7 +50,7 @@ def said(
     ("detail", "line"),
     [
         ("ModuleNotFoundError: No module named 'yaml'", "add `packages: [pyyaml]`"),
-        ("ModuleNotFoundError: No module named 'foo_bar.baz'", "`packages: [foo-bar]`"),
+        ("ModuleNotFoundError: No module named 'foo_bar.baz'", "that brings it: `packages: [NAME]`"),
         (
             "FileNotFoundError: [Errno 2] No such file or directory: 'data/in.csv'",
             "`files: [repro.py, data/in.csv]`",

@@ -76,3 +76,27 @@ def test_memory_kills_under_the_first_version_of_cgroups(tmp_path: Path) -> None
     write(tmp_path / "proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/abc\n")
     write(tmp_path / "sys/fs/cgroup/memory/docker/abc/memory.oom_control", "under_oom 0\noom_kill 4\n")
     assert oom_kills(tmp_path) == 4
+
+
+@pytest.mark.parametrize("at", [0, 300, 5_000, 20_000, 39_990])
+@pytest.mark.parametrize("piece", [1, 7, 1000, 100_000])
+def test_a_pattern_is_found_in_what_is_not_kept(at: int, piece: int) -> None:
+    lines = [f"step {n} of 40000" for n in range(40_000)]
+    lines[at] = "checksum mismatch"
+    text = "\n".join(lines).encode()
+    kept = HeadTail(1000, [r"^checksum \w+$", "^mismatch$", "step 40000"])
+    for start in range(0, len(text), piece):
+        kept.add(text[start : start + piece])
+    shown = kept.text()
+    assert ("checksum mismatch" in shown) or kept.found == {r"^checksum \w+$"}
+    assert kept.found <= {r"^checksum \w+$"}
+
+
+def test_a_pattern_that_spans_two_windows_is_found() -> None:
+    text = b"x\n" * 3000 + b"first line\nsecond line\n" + b"x\n" * 3000
+    for piece in range(1, 40):
+        kept = HeadTail(100, [r"first line\nsecond line"])
+        for start in range(0, len(text), piece):
+            kept.add(text[start : start + piece])
+        kept.text()
+        assert kept.found

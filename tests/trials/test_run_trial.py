@@ -395,7 +395,7 @@ def test_a_script_whose_first_line_names_another_python(run: Run, bare_prefix: P
 
 def test_a_command_that_is_nowhere_says_which_line_would_help(run: Run, bare_prefix: Path) -> None:
     record = run(command=("no-such-tool",), prefix=bare_prefix)
-    assert "packages: [no-such-tool]" in record.detail
+    assert "name the package that brings it (`--with`, or `packages` in a matrix)" in record.detail
 
 
 def test_tools_of_our_own_environment_are_not(
