@@ -106,9 +106,11 @@ class World:
                 )
         if match := re.search(r"failed in (\d+) of (\d+) trials", verdict["sentence"]):
             assert verdict["bad_rate"]["trials"] == int(match[2])
-        if re.search("(never|always) bad", verdict["sentence"]):
-            assert not any(one["bad"] for one in rows.values()) or "always" in verdict["sentence"]
-            assert not any(one["good"] for one in rows.values()) or "never" in verdict["sentence"]
+        if "never bad" in verdict["sentence"]:
+            assert not any(one["bad"] for one in rows.values())
+        if "always bad" in verdict["sentence"]:
+            # A flaky failure lets bad combinations pass as well.
+            assert not any(one["good"] and not one["bad"] for one in rows.values())
 
     def _is_right(self, verdict: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
         bad, good = int(verdict["first_bad"]["n"]), int(verdict["last_good"]["n"])
