@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.setup-stamp
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test words test-all test-fast test-lowest test-older lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
+.PHONY: help setup run test words test-all test-fast test-lowest test-older test-new lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ test-lowest: setup ## run the unit tests with the lowest versions that pyproject
 test-older: setup ## run tests without what older Pythons lack, then without what older kernels lack
 	$(BIN)/python -m tests.older_host names $(BIN)/python -m pytest -q -n 2 --dist worksteal $(OLDER)
 	$(BIN)/python -m tests.older_host calls $(BIN)/python -m pytest -q -n 2 --dist worksteal $(OLDER)
+
+test-new:       ## run the tests of trials under Python 3.14 and 3.15, from a Debian sid (as root)
+	tests/new_pythons.sh tests/trials
 
 lint: setup     ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -595,7 +595,9 @@ def crash(record: ExitRecord) -> Classification | None:
         return None
     name = signal_name(number)
     where = "" if record.phase is Phase.UNKNOWN else f" in {record.phase}"
-    cause = record.abort_cause if record.signal == signal.SIGABRT else ""
+    # The handler of an abort may die itself: glibc's words then stand before a SIGSEGV.
+    is_cause = record.signal == signal.SIGABRT or record.abort_cause.startswith("*** ")
+    cause = record.abort_cause if is_cause else ""
     behind = "" if record.signal else f" ({_behind(record)})"
     detail = f"{name}{where}{behind}" + (f": {cause}" if cause else "")
     return Classification(Outcome.CRASH, detail, record.phase, name)
@@ -659,11 +661,17 @@ def exit_fail(record: ExitRecord) -> Classification | None:
     if record.raised is not None:
         detail = _one_line(record.raised)
         return Classification(Outcome.EXIT_FAIL, detail, record.phase, _failure_code(record))
+    if record.returncode == 1 and (match := _NO_START.search(tail(record.stderr, LAST_WORDS))):
+        return Classification(Outcome.EXIT_FAIL, match[0], Phase.START, match["why"])
     detail = _behind(record)
     if 128 < record.returncode <= 128 + signal.NSIG:
         # A shell whose child died of signal 11 exits with 139, but so does `exit(139)`: no proof of a crash.
         detail += f" (a shell reports {signal_name(record.returncode - 128)} so)"
     return Classification(Outcome.EXIT_FAIL, detail, record.phase, _failure_code(record))
+
+
+_NO_START = re.compile(r"^Fatal Python error: (?P<why>\w+): .*", re.MULTILINE)
+"""What an interpreter prints that cannot start, such as `config_read_gil`; it exits with 1."""
 
 
 def _failure_code(record: ExitRecord) -> str:

@@ -108,7 +108,8 @@ def find_core(work: Path, pid: int, since: float, pattern: str | None = None) ->
         return _of_journal(work, pid, pattern, since)
     for name in core_names(pattern, pid):
         folder = Path("/") if name.startswith("/") else work
-        if folder != work and str(pid) not in re.findall(r"\d+", name):
+        # A folder of the pattern may have any number in its name.
+        if folder != work and str(pid) not in re.findall(r"\d+", Path(name).name):
             return (
                 None,
                 f"core_pattern {pattern!r} does not say to which process a core belongs; add %p to it",

@@ -91,10 +91,24 @@ _ASIDE = (
     "future: <",
     "task: <",
     "handle: <",
+    # `site` reports lines of `.pth` and `.start` files that raise, and goes on.
+    "Error processing line ",
+    "Error in entry point ",
+    "Error resolving entry point ",
+    "Invalid entry point syntax in ",
+    "Error in import line from ",
+    # `sys.remote_exec` reports a script that raises, and the process goes on.
+    "Error executing debugger script ",
 )
 """Starts of the line before a traceback whose exception does not end the process."""
 _FATAL = re.compile(r"^.*?(?P<text>Fatal Python error: (?P<reason>.*))$")
-_THREAD = re.compile(r"^(?P<which>Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_THREAD = re.compile(
+    r"^(?:(?P<which>Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\)"
+    # The only stack, where other threads are not shown: without the GIL, with `all_threads=False`, in PyPy.
+    r"|Stack \(most recent call first(?:, approximate line numbers)?\)):$"
+)
+_MOST_FRAMES = 100
+"""Maximum number of frames of a thread in a dump. From Python 3.13 on no line says that more follow."""
 _DUMP_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 
 
@@ -339,7 +353,8 @@ def _end_of_message(lines: list[str], position: int) -> int:
 
 
 def _is_aside(lines: list[str], start: int) -> bool:
-    before = lines[start - 1] if start else ""
+    # `site` leaves a line empty between its words and the traceback.
+    before = next((line for line in lines[max(0, start - 2) : start][::-1] if line.strip()), "")
     return before.startswith(_ASIDE)
 
 
@@ -350,6 +365,10 @@ def final_traceback(text: str) -> Traceback | None:
     handlers, failed log messages and forgotten tasks are ignored, because they do not end a process.
     """
     return next((t for t in reversed(parse_tracebacks(text)) if not t.is_aside), None)
+
+
+def _thread(frames: list[Frame], *, current: bool, cut: bool) -> ThreadStack:
+    return ThreadStack(current, tuple(_of_script(frames)), cut or len(frames) >= _MOST_FRAMES)
 
 
 def parse_fatal_dump(text: str) -> FatalDump | None:
@@ -367,8 +386,8 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
         line = lines[index]
         if match := _THREAD.match(line):
             if inside:
-                threads.append(ThreadStack(current, tuple(_of_script(frames)), cut))
-            inside, current, cut, frames = True, match["which"] == "Current thread", False, []
+                threads.append(_thread(frames, current=current, cut=cut))
+            inside, current, cut, frames = True, match["which"] != "Thread", False, []
         elif inside and (match := _DUMP_FRAME.match(line)):
             number = int(match["line"]) if match["line"].isdigit() else 0
             frames.append(Frame(match["function"], match["file"], number))
@@ -380,5 +399,5 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
             break
         end = index + 1
     if inside:
-        threads.append(ThreadStack(current, tuple(_of_script(frames)), cut))
+        threads.append(_thread(frames, current=current, cut=cut))
     return FatalDump(header["reason"], tuple(threads), "\n".join(lines[start:end]).rstrip())

@@ -92,7 +92,7 @@ def test_a_core_is_found_where_the_kernel_says(tmp_path: Path) -> None:
 
 
 def test_a_core_of_another_process_is_left_alone(tmp_path: Path) -> None:
-    foreign = tmp_path / "cores"
+    foreign = tmp_path / "cores-7"
     work = tmp_path / "work"
     foreign.mkdir()
     work.mkdir()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from bisect_env.trials.run import run_trial
 from tests.trials.trial_support import PREFIX, make_spec
 
 Run = Callable[..., TrialRecord]
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def installed(prefix: Path, name: str, version: str, *files: str) -> Path:
@@ -119,7 +122,7 @@ def test_a_trial_reports_what_it_imported(run: Run) -> None:
 
     locked = (
         LockedDistribution("numpy", numpy.__version__),
-        LockedDistribution("python", "3.11"),
+        LockedDistribution("python", PYTHON),
         LockedDistribution("scipy", "1.0"),
     )
     record = run_trial(make_spec("import numpy"), PREFIX, locked=locked)
@@ -137,7 +140,7 @@ def test_another_version_from_elsewhere_is_a_mismatch_however_the_script_ends(en
         StudyFile("main.py", f"import numpy\n{end}\n".encode()),
         StudyFile("numpy/__init__.py", b"__version__ = '1.0'\n"),
     )
-    locked = (LockedDistribution("numpy", numpy.__version__), LockedDistribution("python", "3.11"))
+    locked = (LockedDistribution("numpy", numpy.__version__), LockedDistribution("python", PYTHON))
     record = run_trial(make_spec(files=files), PREFIX, locked=locked)
     assert record.outcome is Outcome.ENV_MISMATCH
     assert record.detail.startswith(f"numpy {numpy.__version__} was locked, and 1.0 was imported from ")

@@ -6,12 +6,12 @@ directory and its own variables again. So the script, and every process that it 
 and variables as without this module. Then a `sitecustomize` of the environment itself is run, if any.
 
 The *mark*, the first byte of the file, is the phase: `S` start, `I` import, `B` body, `T` teardown, `F` all
-`atexit` handlers have finished, `?` phases cannot be observed. If an exception that nobody handled ended the
+`atexit` handlers have finished, `?` imports cannot be observed. If an exception that nobody handled ended the
 script, `U` and `V` stand for `T` and `F`. After the mark, the file has a line for each watched module that
 was imported: module, `__version__` and file. The file is opened anew for every write. So no descriptor stays
 open, the script's descriptors have the same numbers as usual, and the marks survive a crash.
 
-This file must run in every Python from 2.7 to 3.14, so it has no annotations and no newer syntax.
+This file must run in every Python from 2.7 on, so it has no annotations and no newer syntax.
 """
 
 import os
@@ -119,42 +119,70 @@ def _watch_imports(mark, look, ending):
     """Arrange that `mark` is called when the main thread begins and ends an import.
 
     Imports within another import are not marked, nor are those of `atexit` handlers and destructors, for
-    which `ending` is not empty. At the end of an import, `look` is called, too. The import
-    system takes a lock around every import of a module that is not loaded yet. This lock is replaced by one
-    that writes marks, which adds no frames to the stacks of imported code.
+    which `ending` is not empty. At the end of an import, `look` is called, too. The import system takes a
+    lock for every import of a module that is not loaded yet. The class of this lock is replaced by one that
+    writes marks, which adds no frames to the stacks of imported code.
+
+    Return whether imports can be seen so, which a Python newer than this file may have changed.
     """
     import _frozen_importlib as bootstrap
     from _thread import get_ident
 
-    lock, main, depth = bootstrap._ModuleLockManager, get_ident(), [0]
+    lock, main, depth = bootstrap._ModuleLock, get_ident(), [0]
 
-    class _ModuleLockManager(lock):
-        def __enter__(self):
-            if get_ident() == main:
-                depth[0] += 1
-                if depth[0] == 1 and not ending:
-                    mark(b"I")
+    def enter():
+        if get_ident() == main:
+            depth[0] += 1
+            if depth[0] == 1 and not ending:
+                mark(b"I")
+
+    def leave():
+        if get_ident() == main:
+            depth[0] -= 1
+            if depth[0] == 0:
+                look()
+                if not ending:
+                    mark(b"B")
+
+    class _ModuleLock(lock):
+        def acquire(self):
+            enter()
             try:
-                return lock.__enter__(self)
+                return lock.acquire(self)
             except BaseException:
-                self._left()  # `__exit__` is not called if `__enter__` fails
+                leave()  # `release` is not called if `acquire` fails
                 raise
 
-        def __exit__(self, *args, **kwargs):
+        def release(self):
             try:
-                return lock.__exit__(self, *args, **kwargs)
+                return lock.release(self)
             finally:
-                self._left()
+                leave()
 
-        def _left(self):
-            if get_ident() == main:
-                depth[0] -= 1
-                if depth[0] == 0:
-                    look()
-                    if not ending:
-                        mark(b"B")
+    class _Probe(lock):
+        def acquire(self):
+            found.append(self)
+            return lock.acquire(self)
 
-    bootstrap._ModuleLockManager = _ModuleLockManager
+        def release(self):
+            return lock.release(self)
+
+    # Import a small built-in module, which searches no path, to see whether the import system takes the lock.
+    found = []
+    unloaded = set(sys.builtin_module_names) - set(sys.modules)
+    name = next((name for name in _PROBES if name in unloaded), None)
+    if name is None:
+        return False
+    bootstrap._ModuleLock = _Probe
+    try:
+        __import__(name)
+    finally:
+        sys.modules.pop(name, None)
+        bootstrap._ModuleLock = _ModuleLock if found else lock
+    return bool(found)
+
+
+_PROBES = ("xxsubtype", "_symtable", "_string")
 
 
 def _watch_exit(mark, look, linger):
@@ -209,13 +237,13 @@ def _begin(here):
     mark = _writer(path, 0)
     look = _looker(path, modules)
     try:
-        _watch_imports(mark, look, _watch_exit(mark, look, linger))
+        sees_imports = _watch_imports(mark, look, _watch_exit(mark, look, linger))
     except Exception:
         # This interpreter is implemented differently. The trial continues without its error, which the script
-        # would not have had by itself. The mark makes the phase in the trial's record `unknown`.
-        mark(b"?")
-        return
-    mark(b"B")
+        # would not have had by itself.
+        sees_imports = False
+    # With `?` the phase in the trial's record is `unknown`, as long as the script has not begun to end.
+    mark(b"B" if sees_imports else b"?")
 
 
 _begin(os.path.dirname(os.path.abspath(__file__)))
