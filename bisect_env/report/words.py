@@ -493,7 +493,7 @@ def note(row: Row, report: Report) -> str:
         remark = "" if row.counted or any(map(uncounted, row.members)) else "not tried"
         parts.append(f"{first.verdict} ({remark})" if first.verdict and remark else first.verdict or remark)
     counts = sum_of(m for m in row.members if m.same_as is None)
-    # Void trials beside others are told by a warning.
+    # A warning counts void trials that lie beside others.
     parts += uncounted(counts.model_copy(update={"void": 0}) if row.counted else counts)
     if len(row.members) > 1:
         parts.append(f"{len(row.members)} combinations")
