@@ -14,7 +14,7 @@ from bisect_env.cluster.choose import Place, executor_maker, tls_warning
 from bisect_env.engine import events
 from bisect_env.engine.session import Session
 from bisect_env.engine.specs import allowed_sources, within_limits
-from bisect_env.environments.cache import free_bytes, growth
+from bisect_env.environments.cache import free_bytes, growth, refuse_noexec
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.provider import EnvironmentProvider
@@ -43,10 +43,13 @@ def opened(
     Raises:
         UsageError: Options exclude each other, or a size is invalid.
         StorageError: The database cannot be used.
+        InfrastructureError: Trials run here, and nothing can be executed from the cache.
     """
     with contextlib.ExitStack() as stack:
         stopping = stack.enter_context(stop_on_signals())
         cache = (where.cache or default_cache_dir()).absolute()
+        if where.is_local:
+            refuse_noexec(cache)
         free = free_bytes(cache)
         if warning := tls_warning(where.scheduler, where.scheduler_file):
             tell(f"warning: {warning}")

@@ -24,6 +24,7 @@ import uv
 
 from bisect_env.cluster.gpus import open_nvml
 from bisect_env.containers.engine import find_engine
+from bisect_env.environments.cache import is_noexec, refuse_noexec
 from bisect_env.environments.conda_lock import find_solver
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.settings import default_cache_dir
@@ -89,6 +90,7 @@ def findings(cache: Path | None = None, db: str | None = None) -> Iterator[HostC
     checks: tuple[tuple[str, Callable[[], str], str], ...] = (
         ("machine", _machine, ""),
         ("cache", lambda: _cache(place), ""),
+        ("temporary files", _temporary, ""),
         ("database", lambda: _database(db), ""),
         ("pythons", _pythons, ""),
         ("uv", _uv, ""),
@@ -148,6 +150,7 @@ def _cache(place: Path) -> str:
             "name another directory with BISECT_ENV_CACHE",
             Health.BROKEN,
         )
+    refuse_noexec(place)
     free = shutil.disk_usage(existing).free
     shown = f"{place}, {free / 1024**3:.0f} GiB free"
     if free < LITTLE_DISK:
@@ -163,6 +166,17 @@ def _cache(place: Path) -> str:
             "name a directory on a local file system with BISECT_ENV_CACHE",
         )
     return f"{shown}, with hardlinks"
+
+
+def _temporary() -> str:
+    place = Path(tempfile.gettempdir())
+    if is_noexec(place):
+        raise _MissingError(
+            f"{place} is mounted noexec",
+            "scripts that compile something and load it fail in every trial",
+            "name a directory on another file system with TMPDIR",
+        )
+    return f"{place}, {shutil.disk_usage(place).free / 1024**3:.0f} GiB free"
 
 
 def _can_hardlink(folder: Path) -> bool:

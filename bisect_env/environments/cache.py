@@ -73,6 +73,28 @@ def _use_path(place: Path) -> Path:
     return place.with_name(f".{place.name}.use")
 
 
+def refuse_noexec(cache: Path) -> None:
+    """Raise an error if nothing can be executed from the file system of the cache.
+
+    Compiled modules cannot be loaded from it. The first release of a package that has one would look bad.
+
+    Raises:
+        InfrastructureError: It is mounted with the option `noexec`.
+    """
+    if is_noexec(cache):
+        raise InfrastructureError(
+            f"the cache {cache} is on a file system that is mounted noexec: no compiled module can be loaded "
+            "from it",
+            remedy="name a directory on another file system with BISECT_ENV_CACHE",
+        )
+
+
+def is_noexec(place: Path) -> bool:
+    """Return whether the file system on which a directory is, or would be made, is mounted `noexec`."""
+    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    return bool(os.statvfs(existing).f_flag & os.ST_NOEXEC)
+
+
 def hold(place: Path) -> Lease:
     """Protect a prefix, wheel or mirror from removal until the returned lease is released.
 

@@ -29,6 +29,7 @@ from bisect_env.environments.cache import (
     keep_within,
     lock_or_fail,
     lock_path,
+    refuse_noexec,
     take_away,
 )
 from bisect_env.environments.commits import BuiltWheel, CommitBuilder
@@ -131,6 +132,7 @@ def ensure_prefix(
     """
     cache = (cache_dir or default_cache_dir()).absolute()
     offline = offline or default_offline()
+    refuse_noexec(cache)
     builder = _Builder(lock, cache, allow_source, timeout, offline, indexes)
     lease: Lease | None = None
     try:
