@@ -63,6 +63,9 @@ class Explanation(AnswerPart):
         description="Positions in `changes` of packages that may also be needed: no solvable environment "
         "has the culprits without them.",
     )
+    required: tuple[int, ...] = Field(
+        default=(), description="Those of `perhaps` that the culprits themselves require, by their metadata."
+    )
     probability: float = Field(description="Probability of the answer, including the answers tied with it.")
     is_sure: bool = Field(description="Whether the stated confidence was reached.")
     intermediates: tuple[IntermediateEnvironment, ...] = Field(
@@ -148,11 +151,14 @@ class Explanation(AnswerPart):
 
     def _not_tried_without(self) -> str:
         """Return a clause about further changes that the failure may need, or "" if there are none."""
-        if not self.perhaps:
-            return ""
-        names = _joined([self.changes[i] for i in self.perhaps], "and")
-        what = "it does" if len(self.culprits) == 1 else "they do"
-        return f"; whether {what} without {names} is not known, for no environment allows to try that"
+        one = len(self.culprits) == 1
+        required = _joined([self.changes[i] for i in self.required], "and")
+        text = f", with {required}, which {'it requires' if one else 'they require'}" if required else ""
+        rest = _joined([self.changes[i] for i in self.perhaps if i not in self.required], "and")
+        if not rest:
+            return text
+        what = "it does" if one else "they do"
+        return f"{text}; whether {what} without {rest} is not known, for no environment allows to try that"
 
     def _blame(self, culprits: Sequence[ChangedPackage]) -> str:
         named = _joined(culprits, "and" if self.kind == "any" else "together with")

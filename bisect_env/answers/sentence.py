@@ -169,6 +169,10 @@ def _no_verdict(verdict: VerdictDocument, kinds: AxesByName) -> str:
         return reason
     after = f" after {how_many(verdict.trials, 'trial')}" if verdict.trials else ""
     text = f"No verdict{after}: {reason}"
+    python = kinds["python"].values if verdict.kind == "never" and verdict.trials else ()
+    if len(python) == 1:
+        # Often nobody asked for it, and the failure may be one of another Python.
+        text += f", on Python {python[0]}"
     chance = verdict.probability
     if verdict.kind in ("never", "always") and chance and verdict.trials:
         text += f" (probability {probability(chance)})"

@@ -271,6 +271,7 @@ def _progress_texts(progress: events.Progress, answer: str) -> list[str]:
 
 
 _ENDS_HERE = " (Ctrl-C ends it here; with `--always`, or `--rate 0.5`, fewer passes are enough)"
+_EVERY_TIME = "if it should fail every time, `--always` ends this now"
 _EVERY_TIME = "it failed every time so far: the same command with `--always` ends sooner"
 _HINTS = (_ENDS_HERE, f"; {_EVERY_TIME}")
 """Parts of progress lines that plain output has once, because they say what the user may do."""
@@ -316,8 +317,10 @@ def always_text(progress: events.Progress) -> str:
 def _what_is_left(progress: events.Progress) -> str:
     """Return a text about what remains to be done before the study ends."""
     if progress.passing is not None:
-        least = percent(progress.passing[2])
-        return f"no failure yet; continuing until a failure rate of {least} can be ruled out"
+        combination, _, rate = progress.passing
+        python = combination.as_dict().get("python")
+        on = f" on Python {python}" if python else ""
+        return f"no failure yet{on}; continuing until a failure rate of {percent(rate)} can be ruled out"
     left = round(progress.verdict.expected_left or 0.0)
     # The number of checks that an answer needs is not known in advance.
     return f"about {how_many(left, 'trial')} left" if left else "checking the answer"

@@ -451,6 +451,7 @@ class CulpritStudy:
             culprits=tuple(sorted(answer.changes)),
             tied=tuple(tuple(sorted(other)) for other in answer.tied),
             perhaps=tuple(sorted(answer.perhaps)),
+            required=tuple(sorted(answer.perhaps & search.along(answer.changes))),
             probability=1.0 if self.changes == 1 else answer.probability,
             is_sure=is_sure or self.changes == 1,
             intermediates=tuple(

@@ -6,6 +6,7 @@ Text from other people is cleaned by `clean` and printed literally, never as ric
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 
 from rich.console import Console, RenderableType
@@ -205,12 +206,18 @@ def _shown_by(failure: FailureReport) -> str:
     return command_line("bisect-env", "report", "--trial", failure.trial[: words.SHORT_ID])
 
 
+_PREFIX = re.compile(r"(?:/[^/\s\"']+)+/prefixes/[0-9a-f]{64}/")
+"""Path of an environment in the cache."""
+
+
 def stack_lines(stack: str, limit: int = STACK_LINES) -> list[str]:
     """Return the first and last lines of a stack, with a line between them that counts the omitted lines.
 
-    The lines are safe to print. A stack of at most `limit` lines is returned whole.
+    The lines are safe to print. A stack of at most `limit` lines is returned whole. Paths in an environment
+    begin at it, so that the name of the function is not cut off.
     """
-    lines = [shortened(line, words.REASON_WIDTH) for line in clean_lines(stack).splitlines() if line.strip()]
+    said = _PREFIX.sub("", clean_lines(stack))
+    lines = [shortened(line, words.REASON_WIDTH) for line in said.splitlines() if line.strip()]
     if len(lines) <= limit:
         return lines
     head, tail = limit // 2, limit - limit // 2

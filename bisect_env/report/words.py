@@ -90,7 +90,9 @@ class Row:
             return "", "", ""
         bad, counted = self.bad, self.counted
         ends = clopper_pearson(bad, counted)
-        return str(bad), str(counted), f"{percent(bad / counted)} ({interval(*ends)})" if counted else ""
+        # One trial says nothing about a rate, and its interval would read as a doubt.
+        rate = f"{percent(bad / counted)}{f' ({interval(*ends)})' if counted > 1 else ''}" if counted else ""
+        return str(bad), str(counted), rate
 
     def _measured(self) -> list[CombinationReport]:
         own = [m for m in self.members if m.same_as is None]
@@ -491,7 +493,7 @@ def note(row: Row, report: Report) -> str:
         remark = "" if row.counted or any(map(uncounted, row.members)) else "not tried"
         parts.append(f"{first.verdict} ({remark})" if first.verdict and remark else first.verdict or remark)
     counts = sum_of(m for m in row.members if m.same_as is None)
-    # Void trials beside others are told by a warning.
+    # A warning counts void trials that lie beside others.
     parts += uncounted(counts.model_copy(update={"void": 0}) if row.counted else counts)
     if len(row.members) > 1:
         parts.append(f"{len(row.members)} combinations")

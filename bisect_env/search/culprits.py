@@ -222,6 +222,10 @@ class CulpritSearch:
         perhaps = frozenset[int]().union(*(self._changes(int(i)) for i in np.flatnonzero(wider)))
         return replace(found, perhaps=perhaps - found.changes)
 
+    def along(self, changes: Changes) -> Changes:
+        """Return the changes that the package solver must apply together with any of the given ones."""
+        return self._up(changes)
+
     def _agreeing(self, top: int) -> NDArray[np.bool_]:
         """Return a boolean array, shape (hypotheses,): True for those that agree with hypothesis `top`.
 

@@ -26,6 +26,8 @@ _CANDIDATES = 96
 _END_CERTAINTY, _END_FAILURES, _END_TRIALS = 0.9, 3, 180
 """Minimum prior probability of the bad end; and, for flaky failures, the number of its failures and of its
 trials up to which it is tried first."""
+_DECIDES = 0.1
+"""Minimum information of the best trial that is possible, as a share of that of a trial which is not."""
 _UNSEEN = 7
 """Number of trials of a bad end that nobody stated before others are tried, if nothing failed."""
 
@@ -61,6 +63,8 @@ class NextTrials:
             return chosen
         if known.lawless:
             return self._on_path(count)
+        if self._is_stuck():
+            return []
         if first := self._ends_first() or self._bad_end_first(count):
             return first[:count]
         count = min(count, room)
@@ -75,6 +79,21 @@ class NextTrials:
             # Only their results show whether a repetition is worth a trial.
             return []
         return self.most_telling(count, allowed)
+
+    def _is_stuck(self) -> bool:
+        """Return whether only combinations that get no more trials could still decide the answer.
+
+        They were tried, and are skipped since, or left out by the user. Trials of the others would go on for
+        ever without making the answer sure.
+        """
+        known = self.known
+        closed = (known.counts.trials > 0) & ~known.can_run
+        if not closed.any() or not known.counts.hits.any():
+            return False
+        cells = np.flatnonzero(known.can_run | closed)
+        information = Choice(known.belief, cells).information(of_rates=False)
+        best = float(information[known.can_run[cells]].max(initial=0.0))
+        return best < _DECIDES * float(information.max())
 
     def _room(self, count: int) -> int:
         """Return how many of the `count` requested trials may start now, before others have ended.

@@ -59,7 +59,9 @@ def matrix(
 
 def report(ask: Asking, *words: str) -> dict[str, Any]:
     """Return the report of the latest study, or of the named one, as a JSON object."""
-    return dict(json.loads(ask.run("report", *words, "--format", "json").stdout))
+    done = ask.run("report", *words, "--format", "json")
+    assert done.stdout, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 def at(found: Mapping[str, Any], **values: str) -> dict[str, Any]:

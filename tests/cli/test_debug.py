@@ -237,7 +237,7 @@ def test_a_sanitizer_runs_the_script_and_nothing_of_the_host(  # type: ignore[no
     finally:
         find_tool.cache_clear()
     assert (code, "Race here" in out) == (1, False)
-    assert "packages: [sort]" in out
+    assert "`--allow-host sort`" in out
 
 
 FAULT = """

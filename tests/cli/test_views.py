@@ -247,6 +247,8 @@ def test_a_bad_end_that_only_passes_is_told_with_what_that_excludes() -> None:
     soon = describe(replace(passing, passing=(A, 3, 0.02), verdict=document(expected_left=1.0))) or ""
     assert "no failure yet; continuing until a failure rate of 2 % can be ruled out" in soon
     assert "left" not in soon
+    on = Combination.of({"pkg": "1", "python": "3.11"})
+    assert "no failure yet on Python 3.11;" in (describe(replace(passing, passing=(on, 3, 0.02))) or "")
 
 
 def test_what_a_user_may_do_is_said_once() -> None:

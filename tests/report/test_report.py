@@ -510,6 +510,13 @@ def test_long_stacks_are_shortened_in_the_middle() -> None:
     assert len(stack_lines("x" * 10_000)[0]) == 160
 
 
+def test_a_stack_names_its_functions_and_not_the_cache() -> None:
+    prefix = f"/home/ann/.cache/bisect-env/prefixes/{'0a' * 32}"
+    module = "lib/python3.11/site-packages/package/with/many/folders/module.py"
+    (line,) = stack_lines(f'  File "{prefix}/{module}", line 12, in the_function_that_failed')
+    assert line == f'  File "{module}", line 12, in the_function_that_failed'
+
+
 # -- the table ---------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bisect_env.answers import sentence as answers
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.conclusion import verdict_document
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.verdict_document import ClearedCombination, VerdictDocument
@@ -324,6 +325,13 @@ def test_never_and_always(kind: str, reason: str) -> None:
     assert sentence(document) == f"No verdict after 80 trials: {reason} (probability 96 %)"
 
 
+def test_never_bad_names_the_python_that_was_taken() -> None:
+    document = verdict([], None, None, status="none", kind="never", reason="never bad: none", trials=80)
+    one, two = (AxisInfo(name="python", values=values) for values in (("3.11",), ("3.11", "3.12")))
+    assert "never bad: none, on Python 3.11" in sentence(document, (one,))
+    assert "Python" not in sentence(document, (two,))
+
+
 def test_no_verdict_yet() -> None:
     document, axes = one(
         "1.2", "1.1", status="none", reason="no answer is likely enough yet", probability=0.415
@@ -476,3 +484,32 @@ def test_commits_that_were_left_out_are_told_whatever_the_direction(
     span = list("cde" if bad == "c" else "ab")
     document = verdict(axes, {"lib": bad}, {"lib": good}, bad_values={"lib": span})
     assert told in sentence(document, axes)
+
+
+def test_what_a_culprit_itself_requires_is_named_with_it() -> None:
+    changes = (
+        ChangedPackage(name="httpx", old="0.27", new="1.0"),
+        ChangedPackage(name="httpcore2", old="absent", new="2.9.1"),
+        ChangedPackage(name="idna", old="3", new="4"),
+    )
+    ends = (
+        IntermediateEnvironment(moved=(), bad=0, trials=3),
+        IntermediateEnvironment(moved=(0, 1, 2), bad=3, trials=3),
+    )
+    found = Explanation(
+        good={},
+        bad={},
+        changes=changes,
+        kind="all",
+        culprits=(0,),
+        perhaps=(1, 2),
+        required=(1,),
+        probability=0.99,
+        is_sure=True,
+        intermediates=ends,
+    )
+    said = found.in_words()
+    assert "with httpcore2 absent → 2.9.1, which it requires" in said
+    assert "whether it does without idna 3 → 4 is not known" in said
+    alone = found.model_copy(update={"perhaps": (1,)}).in_words()
+    assert "is not known" not in alone

@@ -494,3 +494,18 @@ def test_a_bad_end_is_not_repeated_for_a_good_end_that_cannot_be_run() -> None:
     for search in (both, one):
         search.tell((8,), hit=True)
     assert both.ask(2) == one.ask(2)
+
+
+def test_a_search_ends_if_only_what_gets_no_more_trials_could_decide() -> None:
+    limits = SearchLimits(confidence=0.999)
+    lattice = grid((8,))
+    search = Search(lattice, alone(lattice), limits)
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        search.tell((5,), hit=False)
+    search.set_aside((5,))
+    while search.trials < 1000 and (asked := search.ask(1)):
+        assert asked != [(5,)]
+        search.tell(asked[0], hit=asked[0][0] >= 6 and bool(rng.random() < 0.7))
+    assert search.trials < 200
+    assert search.verdict.best.last_good in ((4,), (5,))
