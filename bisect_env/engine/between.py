@@ -27,6 +27,7 @@ from bisect_env.errors import NoEnvironmentError, UsageError
 from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair, releases_of_package
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Combination, Index
+from bisect_env.matrix.interpreter import check_build
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import WholeEnvironment
 from bisect_env.matrix.versions import host_platform
@@ -84,6 +85,10 @@ def read_ends(
     Raises:
         UsageError: An environment cannot be read, or the two cannot be compared.
     """
+    try:
+        check_build(python)
+    except ValueError as error:
+        raise UsageError(f"--python: {error}", remedy="leave it out, or name such a version") from None
 
     def read(source: str, wanted: str) -> ForeignEnvironment:
         return stored(source) or read_environment(source, python=wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from bisect_env.environments.foreign_reading import (
     wheel,
 )
 from bisect_env.environments.foreign_requirements import of_url
+from bisect_env.matrix.interpreter import other_build
 from bisect_env.matrix.versions import host_platform
 
 _INSTALLER = "the installer, which nothing in the environment needs"
@@ -53,8 +55,26 @@ def installed(environment: ForeignEnvironment) -> Iterator[Listed]:
             f"the directory is neither a virtual nor a conda environment{hint}",
             "name a directory that holds `pyvenv.cfg` or `conda-meta`, or a lock file",
         )
+    _refuse_other_builds(environment)
     for site in sorted({*where.glob("lib/python3*/site-packages"), *where.glob("Lib/site-packages")}):
         yield from _distributions(site, owned)
+
+
+def _refuse_other_builds(environment: ForeignEnvironment) -> None:
+    """Raise an error if the environment's Python is not CPython's default build.
+
+    What is tried is always that build, so that an answer would be about another interpreter.
+    """
+    where = environment.where
+    names = [place.name for place in where.glob("lib/*") if (place / "site-packages").is_dir()]
+    # Only the name of the interpreter tells a debug build.
+    names += [Path(os.path.realpath(where / "bin" / "python")).name]
+    for name in names:
+        if kind := other_build(name):
+            raise environment.refused(
+                f"its Python ({name}) is {kind}, which is not supported: another one would be tried",
+                "compare environments of CPython's ordinary build",
+            )
 
 
 def _distributions(site: Path, owned: Collection[str]) -> Iterator[Listed]:

@@ -35,6 +35,46 @@ def is_python(program: str) -> bool:
     return _PYTHON.fullmatch(program) is not None
 
 
+_OTHER = re.compile(
+    r"(?P<other>pypy|pp\d|graalpy|jython|micropython|pyodide)[\w.@-]*"
+    r"|(?:c?python|cp)?-?\d+(?:\.\d+)*(?:(?P<suffix>td?|d)|\+(?P<variant>\w[\w+]*))",
+    re.IGNORECASE,
+)
+
+
+def other_build(text: str) -> str:
+    """Return what kind of Python a name stands for, if it is not CPython's default build; else "".
+
+    Args:
+        text: What somebody calls a Python: `3.14t`, `3.14+freethreaded`, `python3.14d`, `pypy3.11`.
+
+    Returns:
+        A phrase such as `a build without the GIL`, or "".
+    """
+    match = _OTHER.fullmatch(text.strip())
+    if match is None:
+        return ""
+    if match["other"]:
+        return "another implementation than CPython"
+    said = (match["suffix"] or match["variant"]).lower()
+    if said == "gil":
+        return ""  # uv's name for the default build
+    if said.startswith(("t", "free")):
+        return "a build without the GIL"
+    return "a debug build" if said in ("d", "debug") else "an unknown build"
+
+
+def check_build(text: str) -> str:
+    """Return a name of a Python version unchanged, if it stands for CPython's default build.
+
+    Raises:
+        ValueError: It stands for another build or implementation.
+    """
+    if kind := other_build(text):
+        raise ValueError(f"Python {text} is {kind}, which is not supported; name another, such as 3.14")
+    return text
+
+
 def python_options(arguments: Sequence[str]) -> PythonOptions | None:
     """Parse the arguments of a Python interpreter, such as `-u script.py`.
 

@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from bisect_env.matrix.grid import AxisKind, Direction
-from bisect_env.matrix.interpreter import can_repeat, script_place
+from bisect_env.matrix.interpreter import can_repeat, check_build, script_place
 from bisect_env.matrix.scalars import (
     AxisName,
     BuildPattern,
@@ -184,6 +184,9 @@ class PackageAxis(AxisModel):
         if isinstance(versions, str):
             parse_range(versions)
             return versions
+        if info.data.get("package", "").lower() == "python":
+            for version in versions:
+                check_build(version)
         for version in versions:
             check_version(version, manager)
         _refuse_twice("version", versions, partial(order_key, manager=manager))
@@ -326,7 +329,7 @@ class Packages(StrictModel):
 class WholeEnvironment(Packages):
     """A value of an environment axis: its packages, in addition to those of the key `packages`."""
 
-    python: VersionText | None = Field(
+    python: Annotated[VersionText, AfterValidator(check_build)] | None = Field(
         default=None, description="Version of Python; with conda, name it among the packages instead."
     )
 

@@ -104,5 +104,14 @@ def test_no_package_is_advised_for_another_interpreter(program: str) -> None:
     assert "--with" not in how_to_bring(program)
 
 
+def test_another_build_of_python_is_refused_before_anything_is_stored(run: RunCommand) -> None:
+    for version in ("3.14t", "3.14+freethreaded", "pypy3.11"):
+        question = ("-p", "no-such-package-of-ours", "--python", version)
+        code, _, err = run("run", *question, "--", "python", "plain.py")
+        assert code == 2
+        assert f"Python {version} is " in err
+    assert "python" not in run("report", "--list")[1]
+
+
 def test_a_well_known_program_is_advised() -> None:
     assert "--with pytest" in how_to_bring("py.test")
