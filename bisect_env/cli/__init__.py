@@ -19,7 +19,7 @@ from typing import Any
 
 from bisect_env.answers.untrusted import clean_lines
 from bisect_env.cli import signals
-from bisect_env.errors import BisectEnvError, ExitCode, StudyInterruptedError, UsageError
+from bisect_env.errors import BisectEnvError, ExitCode, InfrastructureError, StudyInterruptedError, UsageError
 from bisect_env.running import end_running
 from bisect_env.secrets import without_passwords, without_passwords_in_code
 
@@ -194,9 +194,9 @@ def _report(error: BisectEnvError) -> None:
 
 
 def _check_surroundings(arguments: list[str]) -> None:
-    """Raise an error if an argument is not valid UTF-8 or the current directory does not exist.
+    """Raise an error if an argument is not UTF-8, or the current or the home directory is missing.
 
-    No command can work in either case.
+    No command can work in any of these cases.
 
     Args:
         arguments: Arguments of the command line.
@@ -204,6 +204,7 @@ def _check_surroundings(arguments: list[str]) -> None:
     Raises:
         UsageError: An argument is not UTF-8, which neither logs nor databases take; or the current directory
             was removed.
+        InfrastructureError: There is no home directory, as in containers that run as any user id.
     """
     for number, argument in enumerate(arguments, start=1):
         if not argument.isprintable() and any("\ud800" <= c <= "\udfff" for c in argument):
@@ -216,6 +217,14 @@ def _check_surroundings(arguments: list[str]) -> None:
         raise UsageError(
             "the current directory does not exist any more", remedy="go to another one, and try again"
         ) from None
+    if {"--help", "--help-all", "-h", "--version"}.isdisjoint(arguments):
+        try:
+            Path.home()
+        except RuntimeError:
+            raise InfrastructureError(
+                f"there is no home directory: HOME is not set, and the user id {os.getuid()} has no entry",
+                remedy="set HOME to a directory that can be written, such as HOME=/tmp/home",
+            ) from None
 
 
 def _stopped() -> int:

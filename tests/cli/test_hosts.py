@@ -51,3 +51,18 @@ def test_doctor_names_temporary_files_that_cannot_be_executed(
     monkeypatch.setattr("tempfile.tempdir", str(noexec))
     _, out, _ = run("doctor")
     assert f"{noexec} is mounted noexec" in out
+
+
+def test_a_user_without_a_home_is_named(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where containers run with any user id, which has no entry among the users."""
+
+    def nobody(_: int) -> None:
+        raise KeyError("no such user")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    code, out, err = run("report")
+    assert (code, out) == (6, "")
+    assert err.startswith("error: there is no home directory: HOME is not set, and the user id ")
+    assert "set HOME to a directory that can be written" in err
+    assert run("--help")[0] == 0
