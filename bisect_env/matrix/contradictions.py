@@ -19,6 +19,7 @@ from bisect_env.matrix.schema import (
     PackageAxis,
     Packages,
     WholeEnvironment,
+    axes_in_variable,
     variable,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END
@@ -137,10 +138,17 @@ def _placeholders(file: MatrixFile) -> Iterator[Contradiction]:
         words.append((("executor", "image"), "executor.image", file.executor.image))
     command = enumerate(file.trial.command)
     words += [(("trial", "command", i), "trial.command", word) for i, word in command]
-    for path, key, word in words:
-        for name in placeholders(word):
-            if name not in file.axes:
-                yield path, f"{key}: {{{name}}} is no axis; {near(name, file.axes)}"
+    named = [(path, key, name) for path, key, word in words for name in placeholders(word)]
+    variables = file.trial.env.items()
+    named += [
+        (("trial", "env", key), f"trial.env.{key}", name)
+        for key, text in variables
+        for name in axes_in_variable(text)
+    ]
+    for path, key, name in named:
+        if name not in file.axes:
+            literal = f", or write {{{{{name}}}}} for the braces" if key.startswith("trial.env") else ""
+            yield path, f"{key}: {{{name}}} is no axis; {near(name, file.axes)}{literal}"
 
 
 def rule_contradictions(

@@ -29,6 +29,7 @@ from bisect_env.matrix.schema import (
     PackageAxis,
     Trial,
     fill,
+    fill_variable,
     variable,
 )
 from bisect_env.matrix.versions import host_platform
@@ -112,7 +113,8 @@ class Matrix:
         They are the variables of `trial.env`, and one variable for each axis with its value.
         """
         axes = {variable(axis): value for axis, value in combination.items}
-        return {**self.file.trial.env, **axes}
+        values = combination.as_dict()
+        return {name: fill_variable(text, values) for name, text in self.file.trial.env.items()} | axes
 
     def repository(self, axis: CommitAxis) -> str:
         """Return the address of the repository of a commit axis or, for a local clone, its absolute path."""

@@ -639,7 +639,10 @@ class Trial(StrictModel):
         description="Maximum number of times to run the script within one process; stops at the first "
         "failure. Saves time if the script takes longer to start than to run.",
     )
-    env: dict[EnvName, Value] = Field(default_factory=dict, description="Environment variables to add.")
+    env: dict[EnvName, Value] = Field(
+        default_factory=dict,
+        description="Environment variables to add. `{axis}` stands for the value of an axis.",
+    )
     gpus: Annotated[float, AfterValidator(_whole_or_share)] = Field(
         default=0,
         ge=0,
@@ -734,6 +737,30 @@ def fill(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
                 parts.append(values[name])
         filled.append("".join(parts))
     return tuple(filled)
+
+
+_IN_VARIABLE = re.compile(r"\{\{(?P<literal>[A-Za-z][\w-]*)\}\}|\{(?P<axis>[A-Za-z][\w-]*)\}")
+"""A name in braces in the value of an environment variable; other braces, as of JSON, have no meaning."""
+
+
+def axes_in_variable(text: str) -> tuple[str, ...]:
+    """Return the names between braces in the value of an environment variable: `("cuda",)` for `v{cuda}`."""
+    return tuple(match["axis"] for match in _IN_VARIABLE.finditer(text) if match["axis"])
+
+
+def fill_variable(text: str, values: Mapping[str, str]) -> str:
+    """Replace names of axes in braces by their values, and names in doubled braces by names in braces.
+
+    Args:
+        text: Value of an environment variable.
+        values: Axis name to value.
+
+    Raises:
+        KeyError: A name is no axis. A loaded matrix has no such name.
+    """
+    return _IN_VARIABLE.sub(
+        lambda match: values[match["axis"]] if match["axis"] else f"{{{match['literal']}}}", text
+    )
 
 
 def variable(axis: str) -> str:

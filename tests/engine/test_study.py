@@ -9,9 +9,11 @@ from bisect_env.engine import events, searching
 from bisect_env.errors import (
     EndsNotAsStatedError,
     ExitCode,
+    MatrixError,
     StudyInterruptedError,
     UsageError,
 )
+from bisect_env.matrix.load import load_matrix
 from bisect_env.report.build import load_report
 from bisect_env.report.text import report_text
 from bisect_env.search.goals import Goal
@@ -342,3 +344,22 @@ def test_a_staircase_says_of_what_was_tried_whether_it_is_bad(studies: Studies) 
     for one in report["combinations"]:
         expected = None if not one["bad"] + one["good"] else ("bad" if one["bad"] else "good")
         assert one["verdict"] == expected, one
+
+
+def test_a_variable_has_the_value_of_an_axis(studies: Studies) -> None:
+    script = """
+        import os, sys
+        assert os.environ["OPTIONS"] == '{"a": 1} {level}'
+        sys.exit(int(os.environ["THREADS"]) >= 6)
+    """
+    env = """env: {THREADS: "{level}", OPTIONS: '{"a": 1} {{level}}'}"""
+    verdict = studies.run(studies.matrix(script, trial=env, rest=QUICK)).report["verdict"]
+    assert (verdict["last_good"]["level"], verdict["first_bad"]["level"]) == ("5", "6")
+
+
+def test_a_variable_that_names_no_axis_is_refused(studies: Studies) -> None:
+    path = studies.matrix("", trial="env: {THREADS: '{levle}'}")
+    with pytest.raises(MatrixError) as caught:
+        load_matrix(path)
+    assert "trial.env.THREADS: {levle} is no axis; did you mean 'level'?" in str(caught.value)
+    assert "or write {{levle}} for the braces" in str(caught.value)
