@@ -27,6 +27,7 @@ from bisect_env.trials.runners import (
     is_summary,
     launched_end,
     no_test_ran,
+    own_limit,
     runner_error_in,
 )
 from bisect_env.trials.tracebacks import FatalDump, Traceback, final_traceback, parse_fatal_dump
@@ -565,8 +566,14 @@ def host_oom(record: ExitRecord) -> Classification | None:
 def hang(record: ExitRecord) -> Classification | None:
     """Return `hang` if the time limit passed before the process ended, else None.
 
-    The use of CPU and GPU before the limit decides whether it is `idle`, `busy-cpu` or `busy-gpu`.
+    The time limit of a launcher or test runner in the command counts, too. The use of CPU and GPU before the
+    trial's own limit decides whether it is `idle`, `busy-cpu` or `busy-gpu`.
     """
+    if record.failed_alone and not record.signal:
+        words = own_limit(record.command, record.returncode or 0, record.stdout, record.stderr)
+        if words:
+            remedy = "`trial.timeout` would show its stacks"
+            return Classification(Outcome.HANG, f"hang, ended by {words}; {remedy}", record.phase)
     if not record.timed_out:
         return None
     detail = f"hang ({_hang_kind(record)}) at the deadline"

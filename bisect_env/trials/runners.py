@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 END_LINES = 8
@@ -93,6 +94,36 @@ def launched_end(returncode: int, stdout: str, stderr: str) -> LaunchedEnd:
         if (code := _code_in(line)) is not None:
             return LaunchedEnd(_as_signal(code), line)
     return LaunchedEnd(_as_signal(returncode))
+
+
+_TIMEOUT_CODE = 124
+"""Exit code of coreutils' `timeout` after its limit."""
+_OWN_LIMIT = re.compile(
+    r"\+{3,} Timeout \+{3,}"  # pytest-timeout 2.4 with its thread method
+    r"|(?:\w+\.)*CellTimeoutError\b.*"  # nbclient 0.11, papermill 2.7
+    r"|.*Watchdog caught collective operation timeout.*"  # NCCL in torch 2.15
+)
+_FAILED_TEST = re.compile(r"^FAILED .*?(?P<limit> from pytest-timeout\.?)?$")
+
+
+def own_limit(command: Sequence[str], returncode: int, stdout: str, stderr: str) -> str:
+    """Return the words by which a launcher or test runner says that its own time limit has passed, or "".
+
+    Of several failed tests all must have reached it.
+
+    Args:
+        command: Program and arguments.
+        returncode: Exit code of the command, greater than 0.
+        stdout: Its standard output.
+        stderr: Its standard error.
+    """
+    if command and command[0].rpartition("/")[2] == "timeout" and returncode == _TIMEOUT_CODE:
+        return "`timeout` in the command"
+    out, errors = _last_lines(stdout), _last_lines(stderr)
+    failed = [match for line in out if (match := _FAILED_TEST.match(line))]
+    if failed:
+        return "pytest-timeout" if all(match["limit"] for match in failed) else ""
+    return next((line for line in (*errors, *out) if _OWN_LIMIT.fullmatch(line)), "")
 
 
 def _last_lines(text: str) -> list[str]:

@@ -205,6 +205,30 @@ def test_what_a_pass_prints_is_named() -> None:
     assert named_in(failed, found) == named_in(passed, classify(passed)) != ()
 
 
+LATE = "FAILED t.py::a - Failed: Timeout (>5.0s) from pytest-timeout."
+LIMITS = [
+    (("timeout", "2", "python", "t.py"), 124, "", ""),
+    (("pytest",), 1, f"{LATE}\n1 failed in 5.1s", ""),
+    (("pytest",), 1, "", "+++++++++++++ Timeout +++++++++++++"),
+    (("papermill",), 1, "", "nbclient.exceptions.CellTimeoutError: A cell timed out"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "stdout", "stderr"), LIMITS)
+def test_the_time_limit_of_a_runner_is_a_hang(
+    command: tuple[str, ...], code: int, stdout: str, stderr: str
+) -> None:
+    found = classify(ExitRecord(returncode=code, stdout=stdout, stderr=stderr, command=command))
+    assert found.outcome is Outcome.HANG
+    assert "`trial.timeout`" in found.detail
+
+
+def test_a_test_that_fails_beside_one_that_reached_its_limit_is_no_hang() -> None:
+    stdout = f"{LATE}\nFAILED t.py::b - assert 0\n2 failed in 5.1s"
+    record = ExitRecord(returncode=1, stdout=stdout, command=("pytest",))
+    assert classify(record).outcome is Outcome.EXIT_FAIL
+
+
 # --------------------------------------------------------------------------------------------------
 # Real programs.
 
@@ -250,6 +274,13 @@ def test_ends_behind_shells(run: Run, launcher: str, end: str) -> None:
     record = run(ENDS, command=command, allow_host=("xargs", "env", "timeout"))
     outcome, signature = EXPECTED[end]
     assert (record.outcome, shown(record)[: len(signature)]) == (outcome, signature), record.detail
+
+
+@pytest.mark.integration
+def test_a_hang_behind_timeout(run: Run) -> None:
+    command = ("timeout", "1", "python", "main.py")
+    record = run("import time; time.sleep(600)", command=command, allow_host=("timeout",))
+    assert (record.outcome, record.returncode) == (Outcome.HANG, 124)
 
 
 @pytest.mark.integration
