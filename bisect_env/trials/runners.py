@@ -101,7 +101,7 @@ _TIMEOUT_CODE = 124
 _OWN_LIMIT = re.compile(
     r"\+{3,} Timeout \+{3,}"  # pytest-timeout 2.4 with its thread method
     r"|(?:\w+\.)*CellTimeoutError\b.*"  # nbclient 0.11, papermill 2.7
-    r"|.*Watchdog caught collective operation timeout.*"  # NCCL in torch 2.15
+    r"|.*Watchdog caught collective operation timeout.*"  # NCCL 2.28
 )
 _FAILED_TEST = re.compile(r"^FAILED .*?(?P<limit> from pytest-timeout\.?)?$")
 
