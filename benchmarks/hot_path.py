@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +195,7 @@ def study(workers: int, trials: int, *, simulated: bool) -> dict[str, Any]:
             StudyRun(
                 load_matrix(folder / "matrix.yaml"),
                 Session(store, provider, place.executor, notify),
-                partial(report_document, posterior=False),
+                report_document,
                 quick=True,
             ).run()
     first, last = recorded[len(recorded) // 5], recorded[-1]

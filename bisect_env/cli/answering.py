@@ -64,7 +64,6 @@ def answer(
             study=study,
             missing=MissingModules(own) if target.words else None,
             goal=goal,
-            posterior=shown.as_json,
             early=early,
         )
     if not shown.as_json:  # with it, the event of the verdict has the report

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bisect_env.answers.remedies import Asked
@@ -61,7 +60,6 @@ def conduct(
     study: StudyOptions = _STUDY,
     missing: MissingModules | None = None,
     goal: Goal = Goal.FIRST_BAD,
-    posterior: bool = False,
     early: EarlyLocks | None = None,
 ) -> Report:
     """Run the study of a matrix, and return its report.
@@ -73,7 +71,6 @@ def conduct(
         study: Options of the study; `save` and `skip` must already be applied to the matrix.
         missing: Listener that ends the study if environments lack a module; None if there is none.
         goal: The goal of the search.
-        posterior: Whether the report holds the probabilities of answers after each trial.
         early: Solvers that have begun with the ends of a matrix; unused if it is not this matrix.
 
     Raises:
@@ -104,7 +101,7 @@ def conduct(
                     session,
                     stopped=lambda: session.stopped() or (missing is not None and missing.module is not None),
                 ),
-                partial(report_document, posterior=posterior),
+                report_document,
                 lockfiles=study.lockfiles,
                 workers=default_workers(),
                 fresh=study.fresh,

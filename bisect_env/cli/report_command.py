@@ -234,14 +234,13 @@ def _refuse_without_effect(given: Sequence[str], sides: Sequence[str]) -> None:
 def _show(
     study: Study, store: Store, form: Format, output: Path | None, *, details: bool, in_browser: bool
 ) -> NoReturn:
-    on_terminal = form is Format.TEXT and output is None
-    found = load_report(store, study.id, posterior=not on_terminal)
+    found = load_report(store, study.id)
     if in_browser and output is None:
         # Not in the cache of environments, which users may share.
         output = platformdirs.user_cache_path("bisect-env") / "reports" / f"{study.id}.html"
         with contextlib.suppress(OSError):  # `deliver` says that there is no such directory
             output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if on_terminal:
+    if form is Format.TEXT and output is None:
         show_report(found, details=details)
     else:
         deliver(formatted(found, form), output)
@@ -296,7 +295,7 @@ def _weigh_anew(db: str | None, rows: Sequence[list[object]], status: int, sente
         for row in rows:
             study = studies.get(str(row[0]))
             if study is not None and weighed_study(store, study).verdict != study.verdict:
-                found = load_report(store, study.id, posterior=False).verdict
+                found = load_report(store, study.id).verdict
                 row[status], row[sentence] = found.status, found.sentence
 
 

@@ -96,9 +96,7 @@ def observed(store: Store, study: Study, one: LockedCombination) -> ObservedFail
         study: The study.
         one: The combination.
     """
-    counts = {
-        Combination.of(c.combination): c for c in load_report(store, study.id, posterior=False).combinations
-    }
+    counts = {Combination.of(c.combination): c for c in load_report(store, study.id).combinations}
     here = counts[one.combination]
     measured = Combination.of(here.same_as or here.combination)
     alike = {one for one, c in counts.items() if Combination.of(c.same_as or c.combination) == measured}

@@ -9,13 +9,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from bisect_env.answers.axes import AxesByName, AxisInfo
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.phrases import and_more, first_few
 from bisect_env.answers.remedies import Asked
-from bisect_env.answers.sentence import bad_values_in_words, sentence, side_names
+from bisect_env.answers.sentence import sentence, side_names
 from bisect_env.answers.untrusted import clean, command_line
 from bisect_env.answers.verdict_document import (
     AnswerPart,
@@ -30,7 +30,7 @@ from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.files import StudyFile
-from bisect_env.matrix.grid import Combination, Grid
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
@@ -49,26 +49,19 @@ from bisect_env.report.doubts import (
     withdrawn_warnings,
 )
 from bisect_env.report.model import (
-    AnswerReport,
     CombinationReport,
     DifferenceReport,
     FailureReport,
-    PointReport,
-    PosteriorReport,
     QuestionFile,
     QuestionReport,
     Report,
     StepReport,
     StudyInfo,
-    TimedBuild,
-    TimedTrial,
-    TimelineReport,
     TrialCounts,
+    WorkReport,
     labels,
 )
 from bisect_env.search.numeric import clopper_pearson
-from bisect_env.search.space import Hypothesis, is_large
-from bisect_env.search.trace import trace
 from bisect_env.storage.entries import (
     AMPLIFIED,
     BUILD_FAILED,
@@ -91,7 +84,7 @@ from bisect_env.storage.entries import (
     machines_of,
 )
 from bisect_env.storage.store import Store
-from bisect_env.storage.weighing import CAN_RUN, COUNTED, measurements, replay_of, weighed
+from bisect_env.storage.weighing import CAN_RUN, COUNTED, measurements, weighed
 from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine
 
 _Part = TypeVar("_Part", bound=AnswerPart)
@@ -134,136 +127,41 @@ def amplified(decisions: Sequence[Decision]) -> list[str]:
     return []
 
 
-# --------------------------------------------------------------------------------------------------
-# The timeline of trials and builds. Pure.
-
-LIMIT = 2000
-"""Maximum number of trials in the timeline; of more trials, only every second, third, … is included."""
-
-
-def timeline(
-    states: Sequence[CombinationState], trials: Sequence[StoredTrial], decisions: Sequence[Decision]
-) -> TimelineReport:
-    """Return the trials and builds of a study with their start times, in seconds after the first start.
-
-    Args:
-        states: Every combination, in the report's order.
-        trials: The study's own trials.
-        decisions: The study's decisions, which include its builds.
-    """
-    position = {state.combination: i for i, state in enumerate(states)}
-    members: defaultdict[str, list[int]] = defaultdict(list)
-    for i, state in enumerate(states):
-        if state.lock_hash:
-            members[state.lock_hash].append(i)
-    builds = [
-        (
-            decision.at - timedelta(seconds=float(decision.payload.get("seconds") or 0.0)),
-            str(decision.payload.get("lock", "")),
-            float(decision.payload.get("seconds") or 0.0),
-            str(decision.payload.get("reason") or "failed") if decision.kind == BUILD_FAILED else "",
-        )
-        for decision in decisions
-        if decision.kind in (BUILT, BUILD_FAILED)
-    ]
-    known = sorted((t for t in trials if t.combination in position), key=lambda t: (t.started_at, t.sequence))
-    moments: list[datetime] = [*(t.started_at for t in known), *(start for start, *_ in builds)]
-    if not moments:
-        return TimelineReport()
-    begin = min(moments)
-    shown = known[:: max(1, math.ceil(len(known) / LIMIT))]
-    return TimelineReport(
-        begin=begin,
-        trials=tuple(
-            TimedTrial(
-                trial=t.trial_id,
-                combination=position[t.combination],
-                outcome=str(t.outcome),
-                evidence=str(t.evidence),
-                start=_seconds(t.started_at - begin),
-                seconds=round(t.duration, 3),
-                host=t.host,
-                worker=t.worker,
-                gpu=t.gpu,
-            )
-            for t in shown
-        ),
-        builds=tuple(
-            TimedBuild(
-                lock=lock,
-                combinations=tuple(members[lock]),
-                start=_seconds(start - begin),
-                seconds=round(seconds, 3),
-                failed=failed,
-            )
-            for start, lock, seconds, failed in sorted(builds)
-        ),
-        left_out=len(known) - len(shown),
-    )
-
-
-def _seconds(delta: timedelta) -> float:
-    return round(delta.total_seconds(), 3)
-
-
-# --------------------------------------------------------------------------------------------------
-# The history of the posterior, from a replay of stored trials. Pure.
-
 _UNAVAILABLE = (
     CombinationStatus.UNSOLVABLE,
     CombinationStatus.UNBUILDABLE,
     CombinationStatus.SET_ASIDE,
 )
-POINTS = 200
-"""Maximum number of points at which the probabilities are recorded."""
-ANSWERS = 6
-"""Number of answers whose probabilities are recorded."""
+
+# --------------------------------------------------------------------------------------------------
+# How long it took. Pure.
 
 
-def _posterior(
-    study: Study,
-    states: Sequence[CombinationState],
-    trials: Sequence[StoredTrial],
-) -> PosteriorReport:
-    """Replay the trials in a new search, and return the probabilities of the leading answers over time.
+def work_of(trials: Sequence[StoredTrial], decisions: Sequence[Decision]) -> WorkReport:
+    """Return how long trials and builds of a study took, and how many workers and hosts ran trials.
 
     Args:
-        study: The stored study.
-        states: Every combination.
-        trials: All trials of the study, in the order in which the study received them.
-
-    Returns:
-        An empty report for a large matrix, whose answers are only partly distinguished, and for a matrix
-        without axes, which has no answers to compare.
+        trials: The study's own trials.
+        decisions: The study's decisions, which include its builds.
     """
-    if not study.definition.grid or is_large(study.grid.shape, [a.direction for a in study.grid.axes]):
-        return PosteriorReport()
-    replay = replay_of(study, states, trials)
-    if replay is None or not replay.results:
-        return PosteriorReport()
-    grid = study.grid
-    seen = trace(replay.search, replay.results, points=POINTS, answers=ANSWERS)
-    return PosteriorReport(
-        answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
-        points=tuple(
-            PointReport(trials=n, probabilities=tuple(round(min(max(float(p), 0.0), 1.0), 6) for p in row))
-            for n, row in zip(seen.trials, seen.probabilities, strict=True)
-        ),
-    )
-
-
-def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
-    bad = {
-        grid.axes[i].name: tuple(
-            value for value, is_bad in zip(grid.axes[i].values, hypothesis.sets[i], strict=True) if is_bad
-        )
-        for i in hypothesis.culprits
-    }
-    axes = AxesByName.of(AxisInfo(name=a.name, values=a.values, direction=a.direction) for a in grid.axes)
-    return AnswerReport(
-        label=readable(bad_values_in_words(hypothesis.kind, bad, axes)),
-        kind=hypothesis.kind,
-        bad_values=bad,
+    ended = [one for one in decisions if one.kind in (BUILT, BUILD_FAILED)]
+    builds = [(one, float(one.payload.get("seconds") or 0.0)) for one in ended]
+    spans = [(one.started_at, one.started_at + timedelta(seconds=one.duration)) for one in trials]
+    spans += [(one.at - timedelta(seconds=seconds), one.at) for one, seconds in builds]
+    if not spans:
+        return WorkReport()
+    began = min(start for start, _ in spans)
+    # A failed build is tried again, and counts as failed only if no attempt succeeded.
+    built = {str(one.payload.get("lock", "")) for one in ended if one.kind == BUILT}
+    failed = {str(one.payload.get("lock", "")) for one in ended if one.kind == BUILD_FAILED} - built
+    return WorkReport(
+        began=began,
+        seconds=round((max(end for _, end in spans) - began).total_seconds(), 3),
+        workers=len({(one.host, one.worker) for one in trials if one.worker}),
+        hosts=len({one.host for one in trials if one.host}),
+        built=len(built),
+        build_seconds=round(sum(seconds for _, seconds in builds), 3),
+        unbuilt=len(failed),
     )
 
 
@@ -630,7 +528,7 @@ FAILURES = 5
 """Maximum number of kinds of failures in a report."""
 
 
-def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Report:
+def load_report(store: Store, study_id: str) -> Report:
     """Return the report of a study, read from one consistent state of the database.
 
     Args:
@@ -740,11 +638,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
             *_environment_warnings(states),
             *_mixed(machines),
         ),
-        posterior=_posterior(study, states, trials)
-        # The replay follows answers that are simple rules, so it cannot show frontiers, pairs or tables.
-        if posterior and verdict.table is None and verdict.kind not in ("frontier", "pair")
-        else PosteriorReport(),
-        timeline=timeline(states, own, decisions),
+        work=work_of(own, decisions),
         machines=machines,
         difference=difference,
         explanation=explanation,
@@ -755,9 +649,9 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
     )
 
 
-def report_document(store: Store, study_id: str, *, posterior: bool = True) -> dict[str, Any]:
+def report_document(store: Store, study_id: str) -> dict[str, Any]:
     """Return the report of a study as a JSON object, as `--format json` and `run --json` print it."""
-    return load_report(store, study_id, posterior=posterior).document()
+    return load_report(store, study_id).document()
 
 
 def _question(study: Study, files: Sequence[StudyFile], missing: Sequence[str]) -> QuestionReport:

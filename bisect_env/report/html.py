@@ -1,4 +1,4 @@
-"""`--format html`: a single self-contained page with its heat map, posterior and timeline. Pure.
+"""`--format html`: a single self-contained page with its heat map. Pure.
 
 Jinja escapes all text from other people, and the page's security policy allows only its own script. This
 module computes the geometry of the pictures; `page/` has a template for each, with light and dark colours.
@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from typing import Any
 from urllib.parse import urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -30,9 +27,6 @@ from bisect_env.report import words
 from bisect_env.report.model import (
     CombinationReport,
     Report,
-    TimedBuild,
-    TimedTrial,
-    TimelineReport,
     labels,
 )
 from bisect_env.report.shared_question import question_files
@@ -70,10 +64,6 @@ def html_text(report: Report, *, served: bool = False) -> str:
         listed=_listed(report),
         unlisted=_unlisted(report),
         labels=labels(report.axes),
-        posterior=posterior_picture(report),
-        trace=words.trace(report),
-        timeline=timeline_picture(report),
-        lanes=_lanes(report),
         machines=words.machines(report),
         question_files=question_files(report.question),
     )
@@ -174,23 +164,6 @@ def _unlisted(report: Report) -> str:
     return f"{' and '.join(counted)} are left out." if counted else ""
 
 
-def _lanes(report: Report) -> list[dict[str, Any]]:
-    found = []
-    for name, positions in lanes_of(report.timeline).items():
-        trials = [report.timeline.trials[i] for i in positions]
-        said = Counter(trial.evidence for trial in trials)
-        found.append(
-            {
-                "name": name,
-                "gpus": ", ".join(sorted({trial.gpu for trial in trials if trial.gpu})),
-                "trials": len(trials),
-                "busy": duration(sum(trial.seconds for trial in trials)),
-                "said": ", ".join(f"{number} {evidence}" for evidence, number in said.most_common()),
-            }
-        )
-    return found
-
-
 def _odds(log10: float) -> str:
     """Return a Bayes factor as odds such as `100 to 1`.
 
@@ -203,175 +176,6 @@ def _odds(log10: float) -> str:
         return "none: the trials are explained better by it"
     factor = f"10^{log10:.0f}" if log10 >= 6 else f"{10.0**log10:,.{0 if log10 >= 1 else 1}f}"
     return f"{factor} to 1 (Bayes factor)"
-
-
-# --------------------------------------------------------------------------------------------------
-# Plots of the posterior and of the timeline. Lengths are in pixels.
-
-_WIDTH = 1000.0
-_LETTER = 7.0
-"""Width of a letter in pixels."""
-_DASHES = ("", "8 4", "8 3 2 3", "2 3", "12 2", "2 2 8 2")
-LANES = 40
-"""Maximum number of lanes for workers; with more workers, each host has one lane."""
-_GAP = 60.0
-"""Longest pause in seconds that is drawn in full; longer pauses are shortened."""
-_CUT = 12.0
-"""Width of a shortened pause, in seconds of the time axis."""
-_LANE = 30.0
-_TICKS = 8
-_NICE_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200)
-
-
-def _rendered(name: str, **values: Any) -> Markup:
-    return Markup(_pages().get_template(name).render(**values))
-
-
-@dataclass(frozen=True, slots=True)
-class _PlotArea:
-    """The size of a picture, and the edges of the plot inside the picture, in pixels."""
-
-    width: float
-    height: float
-    left: float
-    right: float
-    top: float
-    bottom: float
-
-
-def posterior_picture(report: Report) -> Markup | None:
-    """Return a plot of the probability of each answer against the number of trials, with a legend below it.
-
-    Return None if no trial was counted.
-    """
-    trace = report.posterior
-    if not trace.points or not trace.answers:
-        return None
-    frame = _PlotArea(_WIDTH, 320, 62, _WIDTH - 30, 14, 270)
-    most = max(trace.points[-1].trials, 1)
-
-    def x(trials: float) -> float:
-        return frame.left + (frame.right - frame.left) * trials / most
-
-    def y(probability: float) -> float:
-        return frame.bottom - (frame.bottom - frame.top) * probability / 1.02
-
-    curves = []
-    for i, answer in enumerate(trace.answers):
-        points = " ".join(f"{x(one.trials):.1f},{y(one.probabilities[i]):.1f}" for one in trace.points)
-        label = shortened(clean(answer.label), LINE_WIDTH)
-        curves.append({"points": points, "label": label, "series": i % 6, "dash": _DASHES[i % len(_DASHES)]})
-    step = nice_step(most / _TICKS)
-    return _rendered(
-        "posterior.html.j2",
-        frame=frame,
-        curves=curves,
-        across=[(x(number), number) for number in range(0, most + 1, step)],
-        down=[(y(quarter / 4), f"{25 * quarter} %") for quarter in range(5)],
-    )
-
-
-def nice_step(least: float) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is at least `least`, for the scale of a plot."""
-    steps = (factor * 10**power for power in itertools.count() for factor in (1, 2, 5))
-    return int(next(step for step in steps if step >= least))
-
-
-def timeline_picture(report: Report) -> Markup | None:
-    """Return an SVG timeline with lanes for builds and workers, or None if nothing ran."""
-    line = report.timeline
-    if not line.trials and not line.builds:
-        return None
-    at, cuts = clock(line)
-    lanes = lanes_of(line)
-    names = [*(["builds"] if line.builds else []), *lanes]
-    left = min(300.0, max(len(name) for name in names) * _LETTER + 20)
-    top = 22.0 if cuts else 6.0
-    bottom = top + _LANE * len(names)
-    frame = _PlotArea(_WIDTH, bottom + 48, left, _WIDTH - 30, top, bottom)
-    end = at(max(stop for _, stop in _spans(line))) or 1.0
-
-    def x(drawn: float) -> float:
-        return frame.left + (frame.right - frame.left) * drawn / end
-
-    def bars(row: int, spans: Sequence[tuple[float, float]]) -> str:
-        """Return an SVG path that draws all bars of one colour in one lane."""
-        upper, high = frame.top + _LANE * row + 4, _LANE - 8
-        found = []
-        for start, length in spans:
-            width = max(x(start + length) - x(start), 0.5)
-            found.append(f"M{x(start):.1f} {upper:.0f}h{width:.1f}v{high:.0f}h-{width:.1f}z")
-        return "".join(found)
-
-    paths = []
-    if line.builds:
-        for failed, colour in ((False, "build"), (True, "failed")):
-            spans = [_span(at, build) for build in line.builds if bool(build.failed) == failed]
-            # Only the end of a failed build is known.
-            spans = [(start, max(length, 0.4) if failed else length) for start, length in spans]
-            paths.append((colour, bars(0, spans)))
-    for row, lane in enumerate(lanes.values(), start=len(names) - len(lanes)):
-        for evidence in ("good", "bad", "other", "void", "skip"):
-            spans = [_span(at, line.trials[i]) for i in lane if line.trials[i].evidence == evidence]
-            paths.append((evidence, bars(row, spans)))
-    step = float(next((one for one in _NICE_SECONDS if one >= end / _TICKS), nice_step(end / _TICKS)))
-    return _rendered(
-        "timeline.svg.j2",
-        frame=frame,
-        paths=[(colour, path) for colour, path in paths if path],
-        names=[
-            (frame.top + _LANE * (row + 0.5), shortened(clean(name), 42)) for row, name in enumerate(names)
-        ],
-        across=[(x(number * step), duration(number * step)) for number in range(int(end / step) + 1)],
-        pauses=[(x(at(moment) + _CUT / 2), f"{duration(skipped)} pause") for moment, skipped in cuts],
-    )
-
-
-def _spans(line: TimelineReport) -> list[tuple[float, float]]:
-    trials = [(one.start, one.start + one.seconds) for one in line.trials]
-    return trials + [(one.start, one.start + one.seconds) for one in line.builds]
-
-
-def _span(at: Clock, one: TimedTrial | TimedBuild) -> tuple[float, float]:
-    return at(one.start), at(one.start + one.seconds) - at(one.start)
-
-
-def lanes_of(line: TimelineReport) -> dict[str, list[int]]:
-    """Return the indexes of the trials in each lane of the timeline.
-
-    Each worker has a lane. With more than `LANES` workers, each host has one.
-    """
-    by_worker: dict[str, list[int]] = {}
-    by_host: dict[str, list[int]] = {}
-    for i, trial in enumerate(line.trials):
-        host = trial.host or "unknown host"
-        by_host.setdefault(host, []).append(i)
-        by_worker.setdefault(f"{host} {trial.worker}".strip(), []).append(i)
-    return dict(sorted((by_worker if len(by_worker) <= LANES else by_host).items()))
-
-
-Clock = Callable[[float], float]
-"""A function from seconds since the study's start to seconds on the time axis, with pauses shortened."""
-
-
-def clock(line: TimelineReport) -> tuple[Clock, list[tuple[float, float]]]:
-    """Return a function that converts times to positions in the timeline, and a list of the long pauses.
-
-    Long pauses are drawn shortened. Each is a pair of start and length in seconds.
-    """
-    spans = sorted(_spans(line))
-    cuts = []
-    end = spans[0][0] if spans else 0.0
-    for start, stop in spans:
-        if start - end > _GAP:
-            cuts.append((end, start - end))
-        end = max(end, stop)
-
-    def at(moment: float) -> float:
-        since = [(moment - start, length) for start, length in cuts if moment > start]
-        return moment - sum(min(passed, length) - min(_CUT, passed) for passed, length in since)
-
-    return at, cuts
 
 
 # --------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def _answer(report: Report) -> Iterator[str]:
     yield ""
     for line in report.advice:
         yield f"> [!TIP]\n> {prose(shortened(clean(line), _LINE))}\n"
-    for line in (words.summary(report), words.reused(report), words.timing(report), words.trace(report)):
+    for line in (words.summary(report), words.reused(report), words.timing(report)):
         if line:
             yield f"- {escaped(shortened(line, _LINE))}"
     yield ""

@@ -22,7 +22,7 @@ from bisect_env.environments.difference import PackageChange
 from bisect_env.trials.records import Machine
 
 # --------------------------------------------------------------------------------------------------
-# Independent parts of a report: packages, history of the posterior, timeline, next steps. Pure.
+# Independent parts of a report: packages, work, next steps. Pure.
 
 
 class Frozen(BaseModel):
@@ -49,102 +49,26 @@ class DifferenceReport(Frozen):
     changes: tuple[PackageChange, ...] = ()
 
 
-class AnswerReport(Frozen):
-    """One possible answer of a study; the plot of the posterior has a curve for each.
+class WorkReport(Frozen):
+    """How long the trials and builds of a study took, and how many workers ran them.
 
     Attributes:
-        label: The answer in words: `orjson ≥ 3.9.11`, `nothing is bad`.
-        kind: Shape of the answer: `all`, `any`, `never` or `always`.
-        bad_values: Maps each culprit axis to its bad values.
+        began: Time of the first start, in UTC; None if nothing ran.
+        seconds: Seconds from the first start to the last end.
+        workers: Number of workers.
+        hosts: Number of hosts.
+        built: Number of environments that were built.
+        build_seconds: Duration of all builds together.
+        unbuilt: Number of environments that could not be built.
     """
 
-    label: str
-    kind: str
-    bad_values: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-
-
-class PointReport(Frozen):
-    """The probabilities of the leading answers after some number of trials.
-
-    Attributes:
-        trials: Number of counted trials up to this point.
-        probabilities: Probability of each answer, in the order of `PosteriorReport.answers`.
-    """
-
-    trials: int
-    probabilities: tuple[float, ...]
-
-
-class PosteriorReport(Frozen):
-    """The probabilities of the leading answers after each trial, from a replay of the trials.
-
-    Attributes:
-        answers: The most probable answer at the end, then those with the highest probabilities before.
-        points: Points from no trial to all trials; for long studies, not after every trial.
-    """
-
-    answers: tuple[AnswerReport, ...] = ()
-    points: tuple[PointReport, ...] = ()
-
-
-class TimedTrial(Frozen):
-    """Start, end and place of one trial.
-
-    Attributes:
-        trial: Id of the trial.
-        combination: Position in the report's `combinations`.
-        outcome: Outcome of the trial.
-        evidence: Evidence of the trial in this study.
-        start: Seconds after the timeline's beginning.
-        seconds: Duration in seconds.
-        host: Host that ran the trial.
-        worker: Worker that ran the trial.
-        gpu: GPUs of the trial, or "".
-    """
-
-    trial: str
-    combination: int
-    outcome: str
-    evidence: str
-    start: float
-    seconds: float
-    host: str = ""
-    worker: str = ""
-    gpu: str = ""
-
-
-class TimedBuild(Frozen):
-    """Start, end and place of the building of one environment.
-
-    Attributes:
-        lock: Hash of the environment's lock.
-        combinations: Positions of its combinations in the report's `combinations`.
-        start: Seconds after the timeline's beginning.
-        seconds: Duration on the slowest host; 0 if only the end is known.
-        failed: Why the build failed; "" if it succeeded.
-    """
-
-    lock: str
-    combinations: tuple[int, ...] = ()
-    start: float
-    seconds: float
-    failed: str = ""
-
-
-class TimelineReport(Frozen):
-    """The times at which the trials and builds of a study started and ended.
-
-    Attributes:
-        begin: Time of the first start, in UTC; None if nothing ran.
-        trials: Trials, ordered by start.
-        builds: Builds, ordered by start.
-        left_out: Number of trials that are not listed because there are too many.
-    """
-
-    begin: datetime | None = None
-    trials: tuple[TimedTrial, ...] = ()
-    builds: tuple[TimedBuild, ...] = ()
-    left_out: int = 0
+    began: datetime | None = None
+    seconds: float = 0.0
+    workers: int = 0
+    hosts: int = 0
+    built: int = 0
+    build_seconds: float = 0.0
+    unbuilt: int = 0
 
 
 class StepReport(Frozen):
@@ -343,8 +267,7 @@ class Report(Frozen):
         stability: Whether rates changed over time or between machines.
         advice: If there is no answer, likely reasons with an option or a line to paste; one sentence each.
         warnings: Doubts about the verdict; one sentence each.
-        posterior: Probabilities of the leading answers after each trial.
-        timeline: Times and places of trials and builds.
+        work: How long trials and builds took, and how many workers ran them.
         machines: Classes of machines on which trials ran.
         difference: Packages that differ between last good and first bad; None without both.
         explanation: The packages that cause the failure; None until `bisect-env explain` has run.
@@ -368,8 +291,7 @@ class Report(Frozen):
     stability: StabilityReport = StabilityReport()
     advice: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    posterior: PosteriorReport = PosteriorReport()
-    timeline: TimelineReport = TimelineReport()
+    work: WorkReport = WorkReport()
     machines: tuple[Machine, ...] = ()
     difference: DifferenceReport | None = None
     explanation: Explanation | None = None

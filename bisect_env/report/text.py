@@ -120,7 +120,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield Text(f"  → {clean(line)}", style="yellow")
     yield Text()
     yield Text(words.summary(report))
-    for line in filter(None, (words.reused(report), words.timing(report), words.trace(report))):
+    for line in filter(None, (words.reused(report), words.timing(report))):
         yield Text(f"  {line}")
     known = list(words.ends(report))
     for title, what in known:

@@ -569,40 +569,20 @@ def _version(state: LockedPackage | None) -> str:
     return "—" if state is None else clean(state.label)
 
 
-def trace(report: Report) -> str:
-    """Return a line that shows how the probability of the answer changed with the number of trials.
-
-    Return "" if no trial was counted.
-    """
-    points = report.posterior.points
-    if not points or not report.posterior.answers:
-        return ""
-    chosen = [points[i] for i in sorted({round(k * (len(points) - 1) / 5) for k in range(6)})]
-    path = ", ".join(f"{probability(p.probabilities[0])} after {p.trials}" for p in chosen)
-    return f"{clean(report.posterior.answers[0].label)}: probability {path} trials"
-
-
 def timing(report: Report) -> str:
     """Return a line that says how long trials and builds took and how many workers ran.
 
     Return "" if nothing ran.
     """
-    line = report.timeline
-    if not line.trials and not line.builds:
+    work = report.work
+    if work.began is None:
         return ""
-    end = max([t.start + t.seconds for t in line.trials] + [b.start + b.seconds for b in line.builds])
-    hosts = {t.host for t in line.trials if t.host}
-    workers = {(t.host, t.worker) for t in line.trials if t.worker}
-    parts = [f"within {duration(end)}"]
-    if workers:
-        parts[0] += f", by {how_many(len(workers), 'worker')} on {how_many(len(hosts), 'host')}"
-    if line.builds:
-        # A failed build is tried again, and counts as failed only if no attempt succeeded.
-        made = [b.lock for b in line.builds if not b.failed]
-        failed = len({b.lock for b in line.builds}.difference(made))
-        built = f"{how_many(len({*made}), 'environment')} built in "
-        built += duration(sum(b.seconds for b in line.builds))
-        parts.append(built + (f", {failed} could not be built" if failed else ""))
+    parts = [f"within {duration(work.seconds)}"]
+    if work.workers:
+        parts[0] += f", by {how_many(work.workers, 'worker')} on {how_many(work.hosts, 'host')}"
+    if work.built or work.unbuilt:
+        built = f"{how_many(work.built, 'environment')} built in {duration(work.build_seconds)}"
+        parts.append(built + (f", {work.unbuilt} could not be built" if work.unbuilt else ""))
     return "; ".join(parts)
 
 

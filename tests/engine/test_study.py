@@ -228,7 +228,7 @@ def test_the_report_of_a_first_study_that_still_runs_shows_its_answer_so_far(
     def look() -> bool:
         with Store.open(str(studies.db), read_only=True) as store:
             if not told and (study := store.study()).verdict is not None:
-                told.append(report_text(load_report(store, study.id, posterior=False)))
+                told.append(report_text(load_report(store, study.id)))
         return False
 
     studies.run(studies.matrix(CRASH_FROM_SIX, rest=QUICK), stopped=look)

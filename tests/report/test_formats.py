@@ -80,9 +80,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "failures.other": ["exit-fail"],
         "stability": ["Bayes factor"],
         "warnings": list(report.warnings),
-        "posterior": [f"{report.posterior.answers[0].label}: probability"],
-        "timeline": ["1 environment built in 2.5 s, 1 could not be built"],
-        "timeline.failed": ["gcc calm"],
+        "work": ["1 environment built in 2.5 s, 1 could not be built"],
         "machines": ["x86_64 H100calm driver 570"],
         "difference": ["2 packages changed (the one you asked about, and 1 more)", "1.26", "2.0calm"],
         "explanation": ["not torch itself: calm"],
@@ -132,7 +130,6 @@ def needles(report: Report) -> dict[str, list[str]]:
 
 DEEP = {
     "stability",
-    "timeline.failed",
     "combinations.lock",
     "combinations.outcomes",
     "verdict.models",
