@@ -235,7 +235,6 @@ orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18 tr
 
 orjson_crash (study {short}, ended): 42 trials (4 bad, 38 good; not counted: 1 void), 4 environments
   within 0.2 s
-57 % after 42 trials
   first bad   python=3.11 orjson=3.9.11
   last good   python=3.11 orjson=3.9.10
 
