@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 from bisect_env.answers.axes import AxisInfo
@@ -146,17 +146,18 @@ def work_of(trials: Sequence[StoredTrial], decisions: Sequence[Decision]) -> Wor
     """
     ended = [one for one in decisions if one.kind in (BUILT, BUILD_FAILED)]
     builds = [(one, float(one.payload.get("seconds") or 0.0)) for one in ended]
-    spans = [(one.started_at, one.started_at + timedelta(seconds=one.duration)) for one in trials]
-    spans += [(one.at - timedelta(seconds=seconds), one.at) for one, seconds in builds]
-    if not spans:
+    # In seconds since 1970, because a row that others wrote may hold any number.
+    starts = [(one.started_at.timestamp(), one.duration) for one in trials]
+    starts += [(one.at.timestamp() - seconds, seconds) for one, seconds in builds]
+    if not starts:
         return WorkReport()
-    began = min(start for start, _ in spans)
+    began = min(start for start, _ in starts)
     # A failed build is tried again, and counts as failed only if no attempt succeeded.
     built = {str(one.payload.get("lock", "")) for one in ended if one.kind == BUILT}
     failed = {str(one.payload.get("lock", "")) for one in ended if one.kind == BUILD_FAILED} - built
     return WorkReport(
-        began=began,
-        seconds=round((max(end for _, end in spans) - began).total_seconds(), 3),
+        began=min([one.started_at for one in trials] + [one.at for one, _ in builds]),
+        seconds=round(max(start + length for start, length in starts) - began, 3),
         workers=len({(one.host, one.worker) for one in trials if one.worker}),
         hosts=len({one.host for one in trials if one.host}),
         built=len(built),

@@ -76,6 +76,8 @@ def simulate(
         if not going_on():
             raise TimeIsUpError
         batch = search.ask(workers, build_cost=costs)
+        if not batch:
+            break  # no trial could change the answer, as in a study that ends so
         for index, count in Counter(batch).items():
             built.add(index)
             costs.pop(index, None)

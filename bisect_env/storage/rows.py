@@ -201,8 +201,8 @@ def read(
 
 
 def _as_json(value: object) -> object:
-    # A list, which no column may hold at its top, stands for binary data in a column of another type.
-    return value.isoformat() if isinstance(value, datetime) else [repr(value)]
+    # A list in a list, which no column may hold, stands for binary data in a column of another type.
+    return value.isoformat() if isinstance(value, datetime) else [[repr(value)]]
 
 
 def checked(row: SQLModel) -> Any:

