@@ -124,7 +124,8 @@ def _study(
             }
             | {"outcome": "crash" if bad else "pass", "phase": "body", "iterations": 0}
             | {"started_at": at, "recorded_at": at, "duration": 1.5, "hash_seed": n}
-            | {"named": [], "copies": {"crash" if bad else "pass": 1}, "host": f"host-{n % 7}", "worker": f"w-{n % 8}"}
+            | {"copies": {"crash" if bad else "pass": 1}, "host": f"host-{n % 7}", "worker": f"w-{n % 8}"}
+            | {"named": []}
             | {"gpu": f"GPU-{n % 8}", "detail": "SIGSEGV" if bad else ""}
             | {"signature": f'[1,"crash:SIGSEGV","body","x.py:f{n % 5}"]' if bad else ""}
             | {"trial_key": f"{number % 50:032x}{which:032x}"}
