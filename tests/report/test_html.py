@@ -176,8 +176,6 @@ def test_it_can_be_read_by_day_and_night_on_small_screens_and_aloud(
     assert 'img "level=1; first bad; 1 of 10 trials bad (10 %, 95 % interval' in heard
     for section in (
         "Rates",
-        "How the answer came about",
-        "Workers and builds",
         "Failures",
         "How to reproduce",
     ):
