@@ -177,9 +177,10 @@ _WRONG_CALL = re.compile(
     r"|ROOT: HandledError\| provided environments not found in configuration file:"  # tox 4.67, 254
     r"|[\w.-]*make(?:\[\d+\])?: \*\*\* No rule to make target .*"  # GNU make 4.3, exit code 2
     r"|make: \*\*\* No targets specified and no makefile found\..*"
-    r"|error: [Jj]ustfile does not contain recipe .*"  # just 1.57, exit code 1
-    r"|No tests were found!!!)$"  # ctest 3.31, exit code 0 or 8
+    r"|error: [Jj]ustfile does not contain recipe .*)$"  # just 1.57, exit code 1
 )
+_CTEST_NONE = "No tests were found!!!"
+"""What ctest 4.4 writes to stderr, with exit code 0, or 8 if `--no-tests=error` is given."""
 
 
 def is_summary(line: str) -> bool:
@@ -204,9 +205,8 @@ def no_test_ran(returncode: int, stdout: str, stderr: str) -> str:
     # pytest: its summary is its last line; a launcher may add some to stderr.
     if out and (match := _PYTEST_END.match(out[0])) and not _JUDGED.search(match["counts"]):
         return "" if runner_error_in(stdout) else f"no test ran: {match['counts']}"
-    for line in out:
-        if line.startswith("No tests were found!!!"):
-            return "no test ran: ctest found none"
+    if _CTEST_NONE in (*errors, *out):
+        return "no test ran: ctest found none"
     return _unittest_ran_none(errors)
 
 

@@ -112,7 +112,7 @@ NO_TEST = [
     ("nox 2026.10", 3, "nox > Sessions not found: nope", ""),
     ("tox 4.67", 254, "", "ROOT: HandledError| provided environments not found in configuration file:\nnope"),
     ("make 4.3", 2, "make: *** No rule to make target 'nope'.  Stop.", ""),
-    ("ctest 3.31", 0, "", "Test project /b\nNo tests were found!!!"),
+    ("ctest 4.4", 0, "No tests were found!!!", "Test project /b"),
 ]
 
 
